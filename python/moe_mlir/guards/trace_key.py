@@ -60,7 +60,7 @@ _PLAIN = frozenset({
     torch.dtype, torch.layout, torch.memory_format, torch.device, torch.Size, re.Pattern,
     types.GenericAlias, types.UnionType, OpOverload, OpOverloadPacket})
 # Types whose objects a trace may hold, and none of which says what it computes.
-_OPAQUE = (logging.Logger, type(threading.Lock()), type(threading.RLock()),
+_OPAQUE = (logging.Logger, itertools.count, type(threading.Lock()), type(threading.RLock()),
            threading.Thread, weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary,
            weakref.WeakSet, torch.Generator, os._Environ, types.GetSetDescriptorType,
            types.MemberDescriptorType)
@@ -79,7 +79,7 @@ _LONGEST_WAY = 6
 _DEEPEST = 3
 _OF_CLASSES = frozenset(
     "__dict__ __weakref__ __doc__ __module__ __qualname__ __annotations__ __abstractmethods__ "
-    "_abc_impl __slots__ __firstlineno__ __static_attributes__ __annotate_func__ "
+    "_abc_impl __slots__ __slotnames__ __firstlineno__ __static_attributes__ __annotate_func__ "
     "__annotations_cache__ __annotate__ __type_params__ __orig_bases__ __parameters__".split())
 
 
@@ -346,7 +346,7 @@ class _Walk:
     def _class(self, kind) -> list:
         name = ["class", kind.__module__, kind.__qualname__]
         if self._is_fixed(kind):
-            self._write(*name, *self._foreign_in(vars(kind)))
+            self._write(*name, *self._foreign_in(vars(kind), kind.__module__))
             return [*name, "fixed", _file_of(kind.__module__)]
         scope = vars(kind)
         called = {n for base in kind.__mro__ if self._is_fixed(base) and base is not object
@@ -358,18 +358,25 @@ class _Walk:
 
     def _module(self, module) -> None:
         if self._is_fixed_name(module.__name__):
-            self._write("in", module.__name__, *self._foreign_in(vars(module)))
+            self._write("in", module.__name__, *self._foreign_in(vars(module), module.__name__))
         else:
             self._write("file", _file_of(module.__name__))
             self._add_scope(module, vars(module))
 
-    def _foreign_in(self, scope) -> list:
-        """What somebody put in the place of a function of a fixed package."""
-        functions = [(name, value.__func__ if type(value) in (staticmethod, classmethod) else value)
-                     for name, value in list(scope.items())]
-        return [(name, self._number(value)) for name, value in functions
-                if type(value) is types.FunctionType and not self._is_fixed_code(value.__code__)]
+    def _foreign_in(self, scope, owner: str) -> list:
+        """What somebody put in the place of a function or class of a fixed package, or an alias."""
+        package = owner.partition(".")[0]
+        values = [(name, value.__func__ if type(value) in (staticmethod, classmethod) else value)
+                  for name, value in list(scope.items())]
+        return [(name, self._number(value)) for name, value in values
+                if callable(value) and not self._is_at_home(name, value, package)]
 
+    def _is_at_home(self, name, value, package) -> bool:
+        if not isinstance(value, (type, types.FunctionType, *_BUILT_IN)):
+            return type(value).__module__.partition(".")[0] == package
+        module = getattr(value, "__module__", None) or package
+        return value.__name__ == name and module.partition(".")[0] == package and (
+            type(value) is not types.FunctionType or self._is_fixed_code(value.__code__))
 
     # ---- what is fixed ---------------------------------------------------------
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 
+import numpy
 import pytest
 import torch
 import transformers
@@ -108,6 +109,15 @@ CHANGES = {
     "a function of torch": _replace(lambda gate, model: torch.nn.functional, "relu", _other),
     "a method of torch": _replace(lambda gate, model: torch.Tensor, "relu", _other),
     "a method of torch's modules": _replace(lambda gate, model: torch.nn.Module, "__call__", _other),
+    "a function of torch by another": _replace(
+        lambda gate, model: torch.nn.functional, "relu", torch.nn.functional.silu),
+    "a built-in of torch by another": _replace(lambda gate, model: torch, "relu", torch.sigmoid),
+    "a method of torch by another": _replace(
+        lambda gate, model: torch.Tensor, "relu", torch.Tensor.sigmoid),
+    "a class of torch by another": _replace(
+        lambda gate, model: torch.nn, "Linear", torch.nn.Bilinear),
+    "a function of an installed package": _replace(
+        lambda gate, model: torch.nn.functional, "relu", numpy.squeeze),
     "the default dtype": lambda gate, model, patch: torch.set_default_dtype(torch.float64),
     "deterministic algorithms": lambda gate, model, patch: torch.use_deterministic_algorithms(True),
     "a variable of ours": lambda gate, model, patch: patch.setenv("MOE_MLIR_CPU", "x86-64-v3"),
@@ -167,6 +177,7 @@ def test_a_copy_has_the_key_of_its_model():
     assert trace_key(copy.deepcopy(model)) == trace_key(model)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["Mixtral", "DeepSeek-V3", "gpt-oss", "Jamba"])
 def test_another_process_finds_the_key(name):
     """Whatever the order of its sets."""
@@ -319,6 +330,7 @@ print(tokens.tolist(), [x.double().sum().item().hex() for x in logits])
 '''
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["Mixtral", "DeepSeek-V3", "gpt-oss"])
 def test_another_process_generates_without_a_trace(tmp_path, name):
     """Prompts, steps, packed weights, caches with windows and of two widths: the same bits.
