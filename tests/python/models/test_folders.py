@@ -32,6 +32,15 @@ def test_what_does_not_work_has_its_reason_below_the_table():
                                     "- b, decoded: TypeError: a/b"]
 
 
+def test_another_version_is_told_by_what_is_short():
+    newer = {"a": dict.fromkeys(folders.PARTS, "1 of 1, ok"), "b": {"patched": "0 of 2", "whole": "1e-06, ok"},
+             "c": dict.fromkeys(folders.PARTS, "1 of 1, ok")}
+    older = {"a": {**newer["a"], "decoded": "Error: a | b"}, "b": {"patched": "0 of 2", "whole": "1e-06, ok"}}
+    text = folders.describe_beside("5.0", older, newer)
+    assert "transformers 5.0, which has 2 of these folders, all but:" in text
+    assert "\n- patched: b\n- whole: none\n- decoded: a (Error: a / b), b\n" in text
+
+
 def test_a_gradient_counts_by_its_own_size():
     logits, large, small = torch.ones(2), torch.full((2,), 100.0), torch.full((2,), 1.0)
     expected = [logits, large, small]

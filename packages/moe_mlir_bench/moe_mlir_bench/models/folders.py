@@ -299,7 +299,7 @@ transformers {transformers}; do not edit. All {count} folders that have experts,
 with random weights in f32, with a layer of each kind of its attention.
 
 {table}
-
+{beside}
 - **routers patched**: by `moe_mlir.hf.patch`, of all that the model has.
 - **compiled whole**: `moe_mlir.compile` for a prompt; the largest difference from eager's logits at that
   and a longer prompt, relative to the largest logit, by one program or several.
@@ -317,12 +317,28 @@ with random weights in f32, with a layer of each kind of its attention.
 """
 
 
-def section(results: dict[str, dict[str, str]]) -> str:
+def _is_short(text: str) -> bool:
+    return not text.endswith(", ok") and not text.startswith((_NO_ROUTER, _NO_DECODER))
+
+
+def describe_beside(version: str, results: dict[str, dict[str, str]],
+                    newer: dict[str, dict[str, str]]) -> str:
+    """Which folders are short with another version of transformers, with the reasons that are others."""
+    lines = [f"\nWith transformers {version}, which has {len(results)} of these folders, all but:\n"]
+    for part in PARTS:
+        short = [name for name in sorted(results) if _is_short(results[name].get(part, ""))]
+        reasons = [f"{name} ({results[name].get(part, 'not run')})" if not _is_short(newer[name].get(part, ""))
+                   else name for name in short]
+        lines.append(f"- {part}: {', '.join(reasons).replace('|', '/') or 'none'}")
+    return "\n".join(lines) + "\n"
+
+
+def section(results: dict[str, dict[str, str]], beside: str = "") -> str:
     """The results as a section of docs/Models.md."""
     import transformers
 
     return _SECTION.format(torch=torch.__version__, transformers=transformers.__version__,
-                           count=len(results), table=table(results))
+                           count=len(results), table=table(results), beside=beside)
 
 
 def main(arguments: list[str]) -> int:
@@ -332,6 +348,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--part", choices=PARTS, action="append", dest="parts", help="default: all")
     parser.add_argument("--json", type=Path, help="read results from a file, and add what it lacks")
     parser.add_argument("--page", type=Path, help="the page whose section of all models is replaced")
+    parser.add_argument("--beside", nargs=2, metavar=("VERSION", "FILE"),
+                        help="results that --json wrote with another version of transformers, of which "
+                        "the page says what is short")
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     parts = options.parts or PARTS
@@ -351,7 +370,11 @@ def main(arguments: list[str]) -> int:
         if missing and options.json:
             options.json.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     if options.page:
-        page.write(options.page, page.FOLDERS, section(results))
+        beside = ""
+        if options.beside:
+            version, file = options.beside
+            beside = describe_beside(version, json.loads(Path(file).read_text()), results)
+        page.write(options.page, page.FOLDERS, section(results, beside))
     else:
         print(table(results))
     return 0
