@@ -28,7 +28,7 @@ import sysconfig
 import threading
 import types
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy
@@ -53,11 +53,12 @@ _BASE = frozenset({*sys.stdlib_module_names, "torch", "numpy", "moe_mlir"}) - {"
 # Of transformers what downloads, logs and trains: it keeps numbers of the process.
 _NOT_OF_FORWARDS = re.compile(r"[\\/]transformers[\\/](utils[\\/](hub|logging)\.py|loss[\\/])")
 # Where somebody may have put a function of his own.
-_MODULES_OF_TORCH = ("torch", "torch.nn", "torch.nn.functional", "torch.functional", "torch._tensor")
+_MODULES_OF_TORCH = ("torch", "torch.nn", "torch.nn.functional", "torch.functional", "torch._tensor",
+                     "torch.linalg", "torch.special", "torch.fft")
 # Types whose objects are what their text says.
 _PLAIN = frozenset({
     type(None), type(Ellipsis), type(NotImplemented), bool, int, float, complex, str, bytes, range,
-    torch.dtype, torch.layout, torch.memory_format, torch.device, torch.Size, re.Pattern,
+    torch.dtype, torch.layout, torch.memory_format, torch.device, torch.Size,
     types.GenericAlias, types.UnionType, OpOverload, OpOverloadPacket})
 # Types whose objects a trace may hold, and none of which says what it computes.
 _OPAQUE = (logging.Logger, itertools.count, type(threading.Lock()), type(threading.RLock()),
@@ -159,7 +160,7 @@ class _Walk:
         if type(value) is tuple:  # of equal ones Python may make one
             return "tuple", *map(self._number, value)
         if type(value) is frozenset:
-            return "frozenset", *sorted(map(repr, self._of_set(value)))
+            return "frozenset", *self._of_set(value)
         number = self._numbers.get(id(value))
         if number is None and (text := _plain_text(value)):
             return text
@@ -231,7 +232,7 @@ class _Walk:
         elif isinstance(value, (list, tuple, collections.deque)):
             self._write(number, *self._container(value, value))
         elif isinstance(value, (set, frozenset)):
-            self._write(number, type(value).__name__, sorted(map(repr, self._of_set(value))))
+            self._write(number, type(value).__name__, self._of_set(value))
         else:
             self._write(number, *self._object(value))
 
@@ -240,19 +241,9 @@ class _Walk:
         return [kind.__name__ if _is_in_c(kind) else self._number(kind), self._numbers_of(inner),
                 *self._attributes(value)]
 
-    def _of_set(self, value) -> Iterator[Any]:
-        """Those of a set, whose order depends on the process."""
-        for one in value:
-            if type(one) in _PLAIN:
-                yield type(one).__name__, one
-            elif isinstance(one, (type, types.FunctionType)):
-                yield one.__module__, one.__qualname__
-            elif isinstance(one, tuple):
-                yield list(self._of_set(one))
-            elif isinstance(one, enum.Enum):
-                yield type(one).__qualname__, one.name
-            else:
-                raise NoKey(f"a set with a {_name(type(one))}")
+    def _of_set(self, value) -> list:
+        """What a set holds, whose own order depends on the process."""
+        return self._numbers_of(sorted(value, key=_name_in_set))
 
     def _object(self, value) -> list:
         kind = type(value)
@@ -403,6 +394,19 @@ class _Walk:
         return _is_in_c(kind) or self._is_fixed_name(kind.__module__)
 
 
+def _name_in_set(value) -> str:
+    """A text that tells an object from others in a set, in every process."""
+    if type(value) in _PLAIN:
+        return f"{type(value).__name__} {value!r}"
+    if isinstance(value, (type, types.FunctionType)):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_name_in_set, value))})"
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__qualname__}.{value.name}"
+    raise NoKey(f"a set with a {_name(type(value))}")
+
+
 def _plain_text(value, depth: int = 0) -> str:
     """A list or dictionary of plain values as they are, by whomever else it is held; empty if it has
     others."""
@@ -496,14 +500,15 @@ def _versions() -> tuple:
             sources.hexdigest())
 
 
+# Ours that say where things are stored and what is told, not what is compiled.
+_OF_CACHES_AND_LOGS = ("MOE_MLIR_CACHE", "MOE_MLIR_LOGS", "MOE_MLIR_PROGRESS", "MOE_MLIR_DUMP_DIR",
+                       "MOE_MLIR_REPRODUCER_DIR", "MOE_MLIR_SEED")
+
+
 def _environment() -> list:
     """Our variables that code which is traced may read."""
     return sorted((name, value) for name, value in os.environ.items()
-                  if name.startswith("MOE_MLIR_") and name not in _OF_CACHES_AND_LOGS)
+                  if name.startswith("MOE_MLIR_") and not name.startswith(_OF_CACHES_AND_LOGS))
 
-
-_OF_CACHES_AND_LOGS = frozenset(
-    "MOE_MLIR_CACHE MOE_MLIR_CACHE_DIR MOE_MLIR_CACHE_READONLY MOE_MLIR_CACHE_SIZE MOE_MLIR_LOGS "
-    "MOE_MLIR_PROGRESS MOE_MLIR_DUMP_DIR MOE_MLIR_REPRODUCER_DIR MOE_MLIR_SEED".split())
 
 __all__ = ["NoKey", "trace_key"]

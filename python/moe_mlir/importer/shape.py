@@ -396,12 +396,12 @@ def _cat(context, node, arguments):
     dim = arguments.dim % len(shape)
     result, start = context.builder.empty(shape, element), 0
     for source in arguments.tensors:
+        if 0 in context.shape(source):
+            continue
         origin = context.element(source)
         # Of several types torch takes the one that holds all.
         piece = context.value(source) if origin == element else context.elementwise(
             context.shape(source), element, [source], [origin], origin, lambda x: x)
-        if 0 in piece.shape:
-            continue
         offsets = [0] * len(shape)
         offsets[dim] = start
         result = insert_slice(context.builder, piece, result, offsets)

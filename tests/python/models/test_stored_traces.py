@@ -4,6 +4,7 @@ import functools
 import importlib
 import logging
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -86,6 +87,10 @@ def _other(*args, **kwargs):
     return args[0]
 
 
+def _held(x):
+    return x
+
+
 CHANGES = {
     "the file": lambda gate, model, patch: _edit_file(gate),
     "a global": _replace(lambda gate, model: gate, "SCALE", 3.0),
@@ -118,6 +123,11 @@ CHANGES = {
         lambda gate, model: torch.nn, "Linear", torch.nn.Bilinear),
     "a function of an installed package": _replace(
         lambda gate, model: torch.nn.functional, "relu", numpy.squeeze),
+    "the end of a long pattern": lambda gate, model, patch: setattr(
+        model, "pattern", re.compile("a" * 300 + "c")),
+    "a function in a set": lambda gate, model, patch: patch.setattr(
+        _held, "__kwdefaults__", {"more": 1}),
+    "a function of torch.linalg": _replace(lambda gate, model: torch.linalg, "norm", _other),
     "the default dtype": lambda gate, model, patch: torch.set_default_dtype(torch.float64),
     "deterministic algorithms": lambda gate, model, patch: torch.use_deterministic_algorithms(True),
     "a variable of ours": lambda gate, model, patch: patch.setenv("MOE_MLIR_CPU", "x86-64-v3"),
@@ -128,6 +138,7 @@ CHANGES = {
 def test_what_a_trace_may_read_changes_the_key(gate, monkeypatch, name):
     model = gate.Gate().eval()
     model.table = torch.tensor([1., 2.])
+    model.pattern, model.functions = re.compile("a" * 300 + "b"), {_held}
     model.flag = 0.0 if name == "-0.0 for 0.0" else True
     before = trace_key(model)
     try:

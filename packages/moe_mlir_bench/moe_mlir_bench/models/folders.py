@@ -272,6 +272,10 @@ def check_apart(folder: str, parts: Sequence[str] = PARTS, limit: int = _LIMIT) 
         return json.loads(Path(file.name).read_text())
 
 
+def _is_short(text: str) -> bool:
+    return not text.endswith(", ok") and not text.startswith((_NO_ROUTER, _NO_DECODER))
+
+
 def table(results: dict[str, dict[str, str]]) -> str:
     """The results as a table, with the reasons below it."""
     lines = ["| folder | routers patched | compiled whole | decoded | artifact | trained by the backend |",
@@ -282,10 +286,8 @@ def table(results: dict[str, dict[str, str]]) -> str:
         text = results[folder].get(part)
         if text is None:
             return ""
-        if text.endswith(", ok"):
-            return text.removesuffix(", ok")
-        if text.startswith((_NO_ROUTER, _NO_DECODER)):
-            return "-"
+        if not _is_short(text):
+            return text.removesuffix(", ok") if text.endswith(", ok") else "-"
         reasons.append(f"- {folder}, {part}: {text.replace('|', '/')}")
         return "no"
     for folder in sorted(results):
@@ -317,17 +319,13 @@ with random weights in f32, with a layer of each kind of its attention.
 """
 
 
-def _is_short(text: str) -> bool:
-    return not text.endswith(", ok") and not text.startswith((_NO_ROUTER, _NO_DECODER))
-
-
 def describe_beside(version: str, results: dict[str, dict[str, str]],
                     newer: dict[str, dict[str, str]]) -> str:
     """Which folders are short with another version of transformers, with the reasons that are others."""
     lines = [f"\nWith transformers {version}, which has {len(results)} of these folders, all but:\n"]
     for part in PARTS:
         short = [name for name in sorted(results) if _is_short(results[name].get(part, ""))]
-        reasons = [f"{name} ({results[name].get(part, 'not run')})" if not _is_short(newer[name].get(part, ""))
+        reasons = [f"{name} ({results[name].get(part, 'not run')})" if not _is_short(newer.get(name, {}).get(part, ""))
                    else name for name in short]
         lines.append(f"- {part}: {', '.join(reasons).replace('|', '/') or 'none'}")
     return "\n".join(lines) + "\n"

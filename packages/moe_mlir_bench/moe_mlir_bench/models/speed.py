@@ -4,8 +4,9 @@ Random weights, attention as users run it, a cache of keys and values of fixed
 size: the tokens/s of a prompt and of greedy steps after it, the seconds from a
 model in memory to its first token, and what a way to run it adds to the resident
 memory. The last two come from a process of each way's own, which begins with
-empty caches on disk; a second one finds there what the first one left. Then all ways run in one process, in turns, on the same
-weights, and their times are CPU times of the calling thread.
+empty caches on disk; a second one finds there what the first one left. Then
+all ways run in one process, in turns, on the same weights, and their times are
+CPU times of the calling thread.
 """
 
 import argparse
@@ -79,9 +80,9 @@ def measure(name: str, dtype: str, prompt: int, steps: int, rounds: int,
         job = Job(name, dtype, sizes, prompt, steps, rounds, threads, folder)
         for number, row in enumerate(rows):
             log(f"{name} {dtype}: {row.way}")
-            (rows[number],) = _apart(_start_cold, job, [row])
+            (rows[number],) = _apart(_start, job, [row])
             if not rows[number].reason and row.way in FORMS:
-                (rows[number],) = _apart(_start_warm, job, [rows[number]])
+                (rows[number],) = _apart(_start, job, [rows[number]])
         log(f"{name} {dtype}: all, in turns")
         done = {row.way: row for row in _apart(_run_in_turns, job,
                                                [row for row in rows if not row.reason])}
@@ -135,8 +136,9 @@ def _make_way(job: Job, weights: Weights, name: str) -> Way | CppProgram:
     return Way(name, weights)
 
 
-def _start_cold(job: Job, rows: list[Row]) -> list[Row]:
-    """A row with the seconds to the first token and with the memory after a step."""
+def _start(job: Job, rows: list[Row]) -> list[Row]:
+    """A row with the seconds to the first token and with the memory after a step; of a row that has
+    them, the seconds with what the caches on disk have then."""
     (row,) = rows
     with _prepared(job) as (model, ids):
         size = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -147,16 +149,10 @@ def _start_cold(job: Job, rows: list[Row]) -> list[Row]:
             way.run(ids, 1)
         except Exception as error:  # whatever torch or the model raise: the table says it
             return [replace(row, reason=_first_line(error))]
+        if row.first_token is not None:
+            return [replace(row, warm=first_token)]
         return [replace(row, first_token=first_token, note=way.note,
                         memory=way.added(before, resident(), size))]
-
-
-def _start_warm(job: Job, rows: list[Row]) -> list[Row]:
-    """A row with the seconds to the first token where the caches on disk have what it needs."""
-    (row,) = rows
-    with _prepared(job) as (model, ids):
-        way = _make_way(job, Weights(model, alone=True), row.way)
-        return [replace(row, warm=way.start(ids, job.room))]
 
 
 def _run_in_turns(job: Job, rows: Sequence[Row]) -> list[Row]:
