@@ -199,7 +199,10 @@ def test_a_tied_head_gets_codes_and_the_embedding_keeps_its_weight():
     values = before.detach().clone()
     assert moe_mlir.quantize(model, "int8") == 1
     assert model[0].weight is before and torch.equal(before, values)
-    torch.testing.assert_close(model[1].weight.dequantize(), values, rtol=0, atol=0.02)
+    # One step of the largest weight, which is a 128th of it and what the largest code is short of
+    # for a weight of the other sign, and the rounding of the scale to bf16.
+    within = values.abs().max().item() * (2 ** -7 + 2 ** -9)
+    torch.testing.assert_close(model[1].weight.dequantize(), values, rtol=0, atol=within)
 
 
 def test_a_tied_model_of_transformers(tmp_path):
