@@ -128,6 +128,13 @@ class CacheTensors:
         return cache
 
     @property
+    def description(self) -> list:
+        """What a program or a run depends on, but for the sizes and values of its tensors."""
+        form = self.form
+        return [form.constants, form.tensors, form.counters, form.same,
+                [type(part) for part in (self.cache, *parts_of(self.cache))]]
+
+    @property
     def state(self) -> list:
         """The tensors of the cache itself."""
         return self.tensors[:len(self.form.tensors)]

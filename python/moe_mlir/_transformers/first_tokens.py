@@ -2,8 +2,8 @@
 
 Neither a model's configuration nor an empty cache says it. Of latent attention (DeepSeek, GLM)
 keys and values differ in width; convolutions keep as many tokens as they are wide. So the model
-runs for two tokens, once for caches of one form. The same run shows which integers of a layer grow
-with the tokens.
+runs for two tokens, once for caches of one form; the disk cache keeps what that told. The same run
+shows which integers of a layer grow with the tokens.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
 from .._torch.core import pytree
-from .cache_state import CacheTensors, Path, is_cache, leaves_of, parts_of, put
+from ..guards.model_entries import ModelEntry
+from .cache_state import CacheForm, CacheTensors, Path, is_cache, leaves_of, parts_of, put
 from .names import cache_call, head_shapes
 from .token_inputs import in_order_of_signature, name_of_tokens, tokens_of
 
@@ -95,20 +97,55 @@ def first_tokens(parts: CacheTensors, model: torch.nn.Module | None,
         return FirstTokens([])
     known = _KNOWN.setdefault(model, {})
     sort = (tokens.shape[0], weight.dtype, weight.device)
-    found = known.get((parts.form, *sort))
+    if (parts.form, *sort) not in known:
+        asked = _load_or_ask(model, values, parts)
+        for kind, paths in asked.counters.items():
+            add_counters(kind, paths)
+        known.update({(form, *sort): FirstTokens([]) for form in asked.forms})
+        # Counters that are known now are no part of the form.
+        known[CacheTensors.of(parts.cache, is_counter).form, *sort] = asked.first_tokens
+    return known[CacheTensors.of(parts.cache, is_counter).form, *sort]
+
+
+class _Asked(NamedTuple):
+    """What two runs of a model told.
+
+    Attributes:
+        counters: of each kind of layer the paths of the integers that a token changed.
+        forms: those of caches to which the first tokens add nothing more.
+    """
+
+    first_tokens: FirstTokens
+    counters: dict[type, frozenset[Path]]
+    forms: list[CacheForm]
+
+
+def _load_or_ask(model, values, parts) -> _Asked:
+    """From the disk cache where it has what the model told another process."""
+    given = {name: CacheTensors.of(value, is_counter).description if is_cache(value) else
+             (value.shape, value.dtype, value.device) if isinstance(value, torch.Tensor) else value
+             for name, value in values.items()}
+    entry = ModelEntry("first tokens", model, parts.description, given)
+    found = entry.load()
     if found is None:
-        written = copy.deepcopy(parts.cache)
-        expected = _run_two_tokens(model, values, written)
-        _COUNTERS.update(_counters(parts.cache, written))
-        # Those that are known now are no part of the form.
-        form, whole = (CacheTensors.of(cache, is_counter).form for cache in (parts.cache, written))
-        found = FirstTokens(_added(parts.cache, written))
-        prepared = CacheTensors.of(written, is_counter).form
-        if found.changes:
-            _require_same(expected, _run_two_tokens(model, values, written))
-        known.update({(whole, *sort): FirstTokens([]), (prepared, *sort): FirstTokens([]),
-                      (form, *sort): found})
+        found = _ask(model, values, parts.cache)
+        entry.store(found)
     return found
+
+
+def _ask(model, values, cache) -> _Asked:
+    written = copy.deepcopy(cache)
+    expected = _run_two_tokens(model, values, written)
+    counters = _counters(cache, written)
+    for kind, paths in counters.items():
+        add_counters(kind, paths)
+    whole = CacheTensors.of(written, is_counter).form
+    found = FirstTokens(_added(cache, written))
+    prepared = CacheTensors.of(written, is_counter).form
+    if found.changes:
+        _require_same(expected, _run_two_tokens(model, values, written))
+    # Frames are caches, and no part of what is compared.
+    return _Asked(found, counters, [replace(form, frame=None) for form in (whole, prepared)])
 
 
 def _run_two_tokens(model, values, cache):

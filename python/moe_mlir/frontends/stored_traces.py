@@ -10,22 +10,17 @@ hold is taken. Programs with caches that grow are not stored.
 
 from __future__ import annotations
 
-import os
-import pickle
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from .._support.log import logger
 from .._torch.core import pytree
-from .._transformers.cache_state import CacheTensors, parts_of
+from .._transformers.cache_state import CacheTensors
 from .._transformers.static_cache import caches_of
-from ..compiler import cache
 from ..gpu.sizes import evaluate_text, unmet_condition
+from ..guards.model_entries import ModelEntry
 from ..guards.model_weights import is_of_model
-from ..guards.trace_key import NoKey, trace_key
 from ..importer import ImportedProgram
 
 # Programs of one entry, and bytes of the constants of one.
@@ -80,62 +75,26 @@ class StoredTraces:
     def __init__(self, model: torch.nn.Module, inputs: dict, tensors: Sequence[torch.Tensor],
                  dims: Sequence[Sequence[int]] | None):
         self._model, self._tensors = model, tensors
-        self._entry = _entry(model, inputs, tensors, dims)
+        self._entry = None if any(parts.form.grows for parts in caches_of(inputs)) else \
+            ModelEntry("trace", model, _forms(inputs), _kinds(tensors, dims))
 
     def find(self) -> TracedModule | None:
         """A program that serves the inputs."""
         found = next((traced for traced in self._load() if traced.serves(self._tensors)
                       and all(is_of_model(self._model, name) for name in traced.names)), None)
-        if self._entry is not None:
-            self._log("%s the program of %s", "found" if found else "missed", self._entry[1][:16])
+        if self._entry is not None and self._entry.exists:
+            self._entry.log("%s the program of %s", "missed" if found is None else "found",
+                            self._entry.name)
         return found
 
     def add(self, traced: TracedModule) -> None:
         """Stores a program, in front of those for other sizes."""
         size = sum(tensor.numel() * tensor.element_size() for tensor in traced.constants.values())
-        if self._entry is None or any(traced.cache_results) or size > _MOST_OF_CONSTANTS:
-            return
-        try:
-            payload = pickle.dumps([traced, *self._load()[:_MOST_PROGRAMS - 1]])
-        except Exception as error:  # of whatever a model's outputs hold
-            self._log("a program is not stored: %r", error)
-            return
-        store, key = self._entry
-        store.store(key, payload)
+        if self._entry is not None and not any(traced.cache_results) and size <= _MOST_OF_CONSTANTS:
+            self._entry.store([traced, *self._load()[:_MOST_PROGRAMS - 1]])
 
     def _load(self) -> list[TracedModule]:
-        if self._entry is None:
-            return []
-        store, key = self._entry
-        payload = store.load(key)
-        try:
-            with warnings.catch_warnings():
-                # torch's tree specs read what it deprecated itself.
-                warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-                return [] if payload is None else pickle.loads(payload)
-        except Exception as error:  # of classes that are no longer where they were
-            self._log("a stored program cannot be read: %r", error)
-            return []
-
-    def _log(self, text, *values) -> None:
-        logger("cache").debug(f"%s: {text}", type(self._model).__name__, *values)
-
-
-def _entry(model, inputs, tensors, dims) -> tuple[cache.Cache, str] | None:
-    """The disk cache and the key of the programs, where there is one."""
-    if os.environ.get("MOE_MLIR_CACHE_TRACES") == "0" or any(p.form.grows for p in caches_of(inputs)):
-        return None
-    store = cache.open_default()
-    if store is None:
-        return None
-    try:
-        return store, cache.make_key("trace", trace_key(model, _forms(inputs), _kinds(tensors, dims)))
-    except NoKey as reason:
-        why = str(reason)
-    except Exception as error:  # of objects of others, which do in attributes what they like
-        why = repr(error)
-    logger("cache").info("%s is traced in each process: its code has %s", type(model).__name__, why)
-    return None
+        return (None if self._entry is None else self._entry.load()) or []
 
 
 def _forms(inputs) -> list:
@@ -147,11 +106,7 @@ def _forms(inputs) -> list:
 def _form(leaf):
     if isinstance(leaf, torch.Tensor):
         return "a tensor"
-    if not isinstance(leaf, CacheTensors):
-        return leaf
-    form = leaf.form
-    return [form.constants, form.tensors, form.counters, form.same,
-            [type(part) for part in (leaf.cache, *parts_of(leaf.cache))]]
+    return leaf.description if isinstance(leaf, CacheTensors) else leaf
 
 
 def _kinds(tensors, dims) -> list:

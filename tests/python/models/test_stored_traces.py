@@ -326,9 +326,10 @@ import torch, transformers, moe_mlir
 from moe_mlir_bench.models import FAMILIES
 if {forbid}:
     def refuse(*args, **kwargs):
-        raise AssertionError("traced")
-    import moe_mlir.frontends.export as module
-    module._trace = refuse
+        raise AssertionError("traced, or run for two tokens")
+    import moe_mlir.frontends.export, moe_mlir._transformers.first_tokens
+    moe_mlir.frontends.export._trace = refuse
+    moe_mlir._transformers.first_tokens._run_two_tokens = refuse
 torch.set_num_threads(1)
 model = FAMILIES[{name!r}].build(layers=2)
 ids = torch.tensor([[5, 17, 3, 9, 11]])
@@ -342,7 +343,7 @@ print(tokens.tolist(), [x.double().sum().item().hex() for x in logits])
 
 
 @pytest.mark.drawn(1)
-@pytest.mark.parametrize("name", ["Mixtral", "DeepSeek-V3", "gpt-oss"])
+@pytest.mark.parametrize("name", ["Mixtral", "DeepSeek-V3", "gpt-oss", "Jamba"])
 def test_another_process_generates_without_a_trace(tmp_path, name):
     """Prompts, steps, packed weights, caches with windows and of two widths: the same bits.
 
