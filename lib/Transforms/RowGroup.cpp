@@ -401,6 +401,21 @@ bool RowGroup::staysConvexWith(const Members &joining) const {
 // Reading
 //===----------------------------------------------------------------------===//
 
+unsigned RowGroup::getSharingLoop() const {
+  for (const auto &[op, opRows] : rows) {
+    auto product = dyn_cast<linalg::LinalgOp>(op);
+    if (!product || product.getNumReductionLoops() == 0 ||
+        product.getNumDpsInputs() != 2)
+      continue;
+    for (unsigned loop = opRows.size(); loop-- > 0;)
+      for (OpOperand *input : product.getDpsInputOperands())
+        if (!product.getMatchingIndexingMap(input).isFunctionOfDim(
+                opRows[loop]))
+          return loop;
+  }
+  return getNumLoops() - 1;
+}
+
 SmallVector<Operation *> RowGroup::getMembers() const {
   SmallVector<Operation *> members =
       llvm::to_vector(llvm::make_first_range(rows));

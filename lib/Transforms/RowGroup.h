@@ -71,6 +71,11 @@ public:
     return rows.find(op)->second;
   }
   unsigned getNumLoops() const { return rows.front().second.size(); }
+  /// The loop of which a tile takes several rows where no kernel asks for some:
+  /// the last one along which rows of a product share an operand, which a tile
+  /// then reads once. Consumers that transpose the rows have it as another loop
+  /// than the last.
+  unsigned getSharingLoop() const;
   /// The members whose results are used outside of the group or nowhere, in
   /// program order.
   SmallVector<TilingInterface> getRoots() const;

@@ -407,9 +407,10 @@ private:
     return success();
   }
 
-  /// The most rows that a kernel of the group wants, `tile-size` of the last
-  /// loop without such; fewer where the threads of a CPU would not all have
-  /// tiles, or where what a GPU's ops hand on would not fit into a block.
+  /// The most rows that a kernel of the group wants, without such `tile-size`
+  /// of the loop whose rows share most; fewer where the threads of a CPU would
+  /// not all have tiles, or where what a GPU's ops hand on would not fit into a
+  /// block.
   RowTile getTile(IRRewriter &rewriter, const RowGroup &group) {
     SmallVector<Operation *> members = group.getMembers();
     std::optional<WantedTile> wanted;
@@ -422,8 +423,8 @@ private:
       KernelConfigAttr config = getKernelConfig(member);
       isPlanned |= config && config.getSharedBytes() > 0;
     }
-    WantedTile tile =
-        wanted.value_or(WantedTile{group.getNumLoops() - 1, tileSize});
+    unsigned loop = hasGrid ? group.getNumLoops() - 1 : group.getSharingLoop();
+    WantedTile tile = wanted.value_or(WantedTile{loop, tileSize});
     if (hasGrid) {
       int64_t bytes = isPlanned ? 0 : group.getBytesARow();
       while (tile.rows > 1 && tile.rows * bytes > ::moe::kMaxStaticSharedBytes)

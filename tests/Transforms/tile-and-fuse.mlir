@@ -204,3 +204,36 @@ func.func @leaves_sums_over_nothing(%x: tensor<8x0xf32>, %y: tensor<8xf32>, %z: 
       dimensions = [1]
   return %wide : tensor<8x4xf32>
 }
+
+// -----
+
+// A tile has several rows of the loop along which the rows of a batched product
+// share a matrix, also where a consumer transposes them and has it as its outer
+// loop. Of the innermost loop each row would come with a matrix of its own.
+
+// CHECK-LABEL: func @cuts_rows_that_share_a_matrix
+// CHECK:         scf.forall (%[[ROW:.*]], %[[GROUP:.*]]) = (0, 0) to (%{{.*}}, 8) step (64, 1)
+// CHECK-DAG:       tensor.extract_slice %{{.*}}[%[[ROW]], %[[GROUP]], 0] {{.*}} : tensor<?x8x256xf32> to tensor<?x1x256xf32>
+// CHECK-DAG:       tensor.extract_slice %{{.*}}[%[[GROUP]], 0, 0] {{.*}} : tensor<8x32x256xf32> to tensor<1x32x256xf32>
+func.func @cuts_rows_that_share_a_matrix(%x: tensor<?x8x256xf32>,
+    %w: tensor<8x32x256xf32>, %y0: tensor<8x?x32xf32>, %t0: tensor<?x8x32xf32>)
+    -> tensor<?x8x32xf32> {
+  %y = linalg.generic
+      {indexing_maps = [affine_map<(g, n, m, k) -> (n, g, k)>, affine_map<(g, n, m, k) -> (g, m, k)>, affine_map<(g, n, m, k) -> (g, n, m)>],
+       iterator_types = ["parallel", "parallel", "parallel", "reduction"]}
+      ins(%x, %w : tensor<?x8x256xf32>, tensor<8x32x256xf32>)
+      outs(%y0 : tensor<8x?x32xf32>) {
+  ^bb0(%a: f32, %b: f32, %sum: f32):
+    %product = arith.mulf %a, %b : f32
+    %next = arith.addf %sum, %product : f32
+    linalg.yield %next : f32
+  } -> tensor<8x?x32xf32>
+  %t = linalg.generic
+      {indexing_maps = [affine_map<(n, g, m) -> (g, n, m)>, affine_map<(n, g, m) -> (n, g, m)>],
+       iterator_types = ["parallel", "parallel", "parallel"]}
+      ins(%y : tensor<8x?x32xf32>) outs(%t0 : tensor<?x8x32xf32>) {
+  ^bb0(%in: f32, %out: f32):
+    linalg.yield %in : f32
+  } -> tensor<?x8x32xf32>
+  return %t : tensor<?x8x32xf32>
+}

@@ -371,7 +371,9 @@ def MoETileAndFusePass
     element is computed by the same op from the same operands.
 
     A tile has as many rows as the `#moe.kernel_config` of one of its ops asks
-    for. On a CPU larger tiles are taken as long as every thread has several of
+    for, without such `tile-size`: on a CPU along the last loop along which rows
+    of a product share an operand, as those of a batched product its matrix, else
+    along the last loop. On a CPU larger tiles are taken as long as every thread has several of
     them, which is asked at run time (`moe-declare-thread-count`). In a module
     for a GPU (`moe-attach-nvvm-target`) the tiles are mapped to the blocks of a
     grid, and have as many rows as workgroup memory holds of what their ops hand
