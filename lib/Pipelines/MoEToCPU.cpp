@@ -128,6 +128,7 @@ static void buildVectorStage(OpPassManager &manager,
   MoEOutlineParallelPassOptions outlining;
   outlining.threads = options.threads;
   manager.addPass(createMoEOutlineParallelPass(outlining));
+  manager.addPass(createMoEOutlineLoopsPass());
   manager.addNestedPass<func::FuncOp>(createMoELimitStackPass());
 }
 

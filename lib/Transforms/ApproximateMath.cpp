@@ -187,7 +187,16 @@ struct ApproximateMathPass
       return name != math::ExpOp::getOperationName() && isTranscendental(name);
     });
     patterns.add<ExpToPolynomial>(&getContext(), scalef);
-    if (failed(applyPatternsGreedily(getOperation(), std::move(patterns))))
+    // Alone those, and what they become: a model's code is a hundred times as
+    // long.
+    SmallVector<Operation *> ops;
+    getOperation()->walk([&](Operation *op) {
+      if (isa_and_nonnull<math::MathDialect>(op->getDialect()))
+        ops.push_back(op);
+    });
+    auto config = GreedyRewriteConfig().setStrictness(
+        GreedyRewriteStrictness::ExistingAndNewOps);
+    if (failed(applyOpPatternsGreedily(ops, std::move(patterns), config)))
       signalPassFailure();
   }
 };

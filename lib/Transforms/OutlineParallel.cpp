@@ -7,22 +7,19 @@
 //                         void (*body)(int64_t begin, int64_t end, void *ctx),
 //                         void *ctx);
 //
-// which may run disjoint ranges in any order and on any thread. What the body
-// uses of the surrounding function travels in a struct on the caller's stack.
-// Iterations of a forall write disjoint memory, so bits do not change with the
-// number of threads. Foralls inside a body, and all of them where a caller
-// wants no threads, become loops.
+// which may run disjoint ranges in any order and on any thread. Iterations of a
+// forall write disjoint memory, so bits do not change with the number of
+// threads. Foralls inside a body, and all of them where a caller wants no
+// threads, become loops.
 //
-// Loops that do the same to other values, as those of a model's layers do,
-// share one function: what it reads is in the struct. Most of a model's code is
-// in these functions, so that all that follows has half as much to do for two
-// equal layers.
+// Most of a model's code is in these functions, which equal loops share: all
+// that follows has half as much to do for two equal layers.
 //
 //===----------------------------------------------------------------------===//
 
 #include "MoE/Transforms/Passes.h"
+#include "Outline.h"
 
-#include "mlir/Conversion/LLVMCommon/TypeConverter.h"
 #include "mlir/Dialect/Arith/IR/Arith.h"
 #include "mlir/Dialect/Arith/Utils/Utils.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
@@ -31,10 +28,6 @@
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/SCF/Transforms/Transforms.h"
 #include "mlir/IR/ImplicitLocOpBuilder.h"
-#include "mlir/IR/Matchers.h"
-#include "mlir/Transforms/RegionUtils.h"
-
-#include <unordered_map>
 
 namespace mlir::moe {
 #define GEN_PASS_DEF_MOEOUTLINEPARALLELPASS
@@ -100,207 +93,57 @@ static SmallVector<Value> getInductionVars(ImplicitLocOpBuilder &builder,
 }
 
 //===----------------------------------------------------------------------===//
-// Captured values
-//===----------------------------------------------------------------------===//
-
-/// The values that `region` uses from outside, constants cloned into it so that
-/// they need not travel.
-static SmallVector<Value> captureValues(OpBuilder &builder, Region &region) {
-  SetVector<Value> used;
-  getUsedValuesDefinedAbove(region, used);
-  SmallVector<Value> captured;
-  for (Value value : used) {
-    Operation *definition = value.getDefiningOp();
-    if (!definition || !definition->hasTrait<OpTrait::ConstantLike>()) {
-      captured.push_back(value);
-      continue;
-    }
-    builder.setInsertionPointToStart(&region.front());
-    replaceAllUsesInRegionWith(value, builder.clone(*definition)->getResult(0),
-                               region);
-  }
-  return captured;
-}
-
-/// The value in the type that it has in the LLVM dialect, and back. The casts
-/// vanish when the function is lowered.
-static Value castTo(ImplicitLocOpBuilder &builder, Type type, Value value) {
-  if (value.getType() == type)
-    return value;
-  return UnrealizedConversionCastOp::create(builder, type, value).getResult(0);
-}
-
-//===----------------------------------------------------------------------===//
-// Equal functions
-//===----------------------------------------------------------------------===//
-
-/// Equal for functions whose bodies are equal.
-static llvm::hash_code hashBody(func::FuncOp function) {
-  llvm::hash_code hash(0);
-  function.getBody().walk([&](Operation *op) {
-    hash =
-        llvm::hash_combine(hash, OperationEquivalence::computeHash(
-                                     op, OperationEquivalence::ignoreHashValue,
-                                     OperationEquivalence::ignoreHashValue,
-                                     OperationEquivalence::IgnoreLocations));
-  });
-  return hash;
-}
-
-static bool haveEqualBodies(func::FuncOp a, func::FuncOp b) {
-  return OperationEquivalence::isRegionEquivalentTo(
-      &a.getBody(), &b.getBody(), OperationEquivalence::IgnoreLocations);
-}
-
-//===----------------------------------------------------------------------===//
 // Outlining
 //===----------------------------------------------------------------------===//
 
-namespace {
-class Outliner {
-public:
-  explicit Outliner(ModuleOp module)
-      : module(module), symbols(module), converter(module.getContext()) {}
-
-  LogicalResult outline(scf::ForallOp forall);
-
-  /// How many loops got a function that another loop had already.
-  unsigned numShared = 0;
-
-private:
-  /// An earlier function that is equal to `body`, which is erased then; else
-  /// `body` itself.
-  func::FuncOp shareEqual(func::FuncOp body);
-  func::FuncOp makeBody(scf::ForallOp forall, ArrayRef<Value> captured,
-                        LLVM::LLVMStructType contextType);
-  func::FuncOp getRuntimeFunction();
-
-  ModuleOp module;
-  SymbolTable symbols;
-  LLVMTypeConverter converter;
-  std::unordered_map<size_t, SmallVector<func::FuncOp, 1>> bodies;
-};
-} // namespace
-
-func::FuncOp Outliner::getRuntimeFunction() {
-  if (auto function = symbols.lookup<func::FuncOp>(kRuntimeName))
-    return function;
-  OpBuilder builder = OpBuilder::atBlockEnd(module.getBody());
-  auto pointer = LLVM::LLVMPointerType::get(module.getContext());
-  auto function = func::FuncOp::create(
-      builder, module.getLoc(), kRuntimeName,
-      builder.getFunctionType({builder.getI64Type(), pointer, pointer}, {}));
-  function.setPrivate();
-  symbols.insert(function);
-  return function;
-}
-
-/// func private @f_parallel(%begin: i64, %end: i64, %ctx: !llvm.ptr) {
-///   captured = load %ctx
-///   for %i = %begin to %end { body(delinearize %i) } }
-func::FuncOp Outliner::makeBody(scf::ForallOp forall, ArrayRef<Value> captured,
-                                LLVM::LLVMStructType contextType) {
-  auto parent = forall->getParentOfType<func::FuncOp>();
-  OpBuilder moduleBuilder(parent);
-  Type i64 = moduleBuilder.getI64Type();
-  auto pointer = LLVM::LLVMPointerType::get(module.getContext());
-  auto function = func::FuncOp::create(
-      moduleBuilder, forall.getLoc(), (parent.getName() + "_parallel").str(),
-      moduleBuilder.getFunctionType({i64, i64, pointer}, {}));
-  function.setPrivate();
-  symbols.insert(function);
-
-  Block *entry = function.addEntryBlock();
-  auto builder = ImplicitLocOpBuilder::atBlockEnd(forall.getLoc(), entry);
-  IRMapping mapping;
-  for (auto [position, value] : llvm::enumerate(captured)) {
-    Value field = LLVM::GEPOp::create(
-        builder, pointer, contextType, entry->getArgument(2),
-        ArrayRef<LLVM::GEPArg>{0, static_cast<int32_t>(position)});
-    Value loaded =
-        LLVM::LoadOp::create(builder, contextType.getBody()[position], field);
-    mapping.map(value, castTo(builder, value.getType(), loaded));
-  }
+/// Replaces a forall in `function`, whose first arguments are a range of
+/// iterations, by a loop over that range:
+///
+///   for %i = %begin to %end { body(delinearize %i) }
+static void runRange(func::FuncOp function, scf::ForallOp forall) {
+  ImplicitLocOpBuilder builder(forall.getLoc(), forall);
   // The bounds are computed again from the captured values.
-  auto isolated = cast<scf::ForallOp>(builder.clone(*forall, mapping));
-  builder.setInsertionPoint(isolated);
-  IterationSpace space = getIterationSpace(builder, isolated);
+  IterationSpace space = getIterationSpace(builder, forall);
   Type index = builder.getIndexType();
   Value begin =
-      arith::IndexCastOp::create(builder, index, entry->getArgument(0));
-  Value end = arith::IndexCastOp::create(builder, index, entry->getArgument(1));
+      arith::IndexCastOp::create(builder, index, function.getArgument(0));
+  Value end =
+      arith::IndexCastOp::create(builder, index, function.getArgument(1));
   Value one = arith::ConstantIndexOp::create(builder, 1);
   auto loop = scf::ForOp::create(builder, begin, end, one);
   builder.setInsertionPointToStart(loop.getBody());
   SmallVector<Value> variables =
       getInductionVars(builder, space, loop.getInductionVar());
   IRRewriter rewriter(builder);
-  rewriter.eraseOp(isolated.getTerminator());
-  rewriter.inlineBlockBefore(isolated.getBody(),
-                             loop.getBody()->getTerminator(), variables);
-  rewriter.eraseOp(isolated);
-  builder.setInsertionPointToEnd(entry);
-  func::ReturnOp::create(builder);
-  return function;
+  rewriter.eraseOp(forall.getTerminator());
+  rewriter.inlineBlockBefore(forall.getBody(), loop.getBody()->getTerminator(),
+                             variables);
+  rewriter.eraseOp(forall);
 }
 
-func::FuncOp Outliner::shareEqual(func::FuncOp body) {
-  SmallVector<func::FuncOp, 1> &candidates = bodies[hashBody(body)];
-  for (func::FuncOp other : candidates)
-    if (haveEqualBodies(other, body)) {
-      symbols.erase(body);
-      ++numShared;
-      return other;
-    }
-  candidates.push_back(body);
-  return body;
-}
-
-LogicalResult Outliner::outline(scf::ForallOp forall) {
-  auto parent = forall->getParentOfType<func::FuncOp>();
+static LogicalResult outlineForall(Outliner &outliner, scf::ForallOp forall) {
+  FailureOr<Context> context = outliner.capture(forall);
+  if (failed(context))
+    return failure();
   ImplicitLocOpBuilder builder(forall.getLoc(), forall);
-  SmallVector<Value> captured = captureValues(builder, forall.getRegion());
-  // The body computes the bounds too.
-  for (Value bound : forall->getOperands())
-    if (!llvm::is_contained(captured, bound))
-      captured.push_back(bound);
-
-  SmallVector<Type> fields;
-  for (Value value : captured) {
-    Type type = converter.convertType(value.getType());
-    if (!type)
-      return forall.emitOpError()
-             << "expected values that can be stored, found a use of "
-             << value.getType();
-    fields.push_back(type);
-  }
-  auto contextType =
-      LLVM::LLVMStructType::getLiteral(module.getContext(), fields);
-  func::FuncOp body = shareEqual(makeBody(forall, captured, contextType));
-
-  // The struct lives in the caller's frame: one a call site, not one a call.
-  auto pointer = LLVM::LLVMPointerType::get(module.getContext());
-  builder.setInsertionPointToStart(&parent.getBody().front());
-  Value one = LLVM::ConstantOp::create(builder, builder.getI64Type(),
-                                       builder.getI64IntegerAttr(1));
-  Value context = LLVM::AllocaOp::create(builder, pointer, contextType, one);
-  builder.setInsertionPoint(forall);
-  for (auto [position, value] : llvm::enumerate(captured)) {
-    Value field = LLVM::GEPOp::create(
-        builder, pointer, contextType, context,
-        ArrayRef<LLVM::GEPArg>{0, static_cast<int32_t>(position)});
-    LLVM::StoreOp::create(builder, castTo(builder, fields[position], value),
-                          field);
-  }
+  Type i64 = builder.getI64Type();
+  func::FuncOp body =
+      outliner.makeFunction(forall, "_parallel", {i64, i64}, *context,
+                            [](func::FuncOp function, Operation *isolated) {
+                              runRange(function, cast<scf::ForallOp>(isolated));
+                            });
+  Value pointer = outliner.storeContext(builder, forall, *context);
   IterationSpace space = getIterationSpace(builder, forall);
-  Value count =
-      arith::IndexCastOp::create(builder, builder.getI64Type(), space.total);
+  Value count = arith::IndexCastOp::create(builder, i64, space.total);
   Value address = func::ConstantOp::create(
       builder, body.getFunctionType(),
-      FlatSymbolRefAttr::get(module.getContext(), body.getName()));
+      FlatSymbolRefAttr::get(builder.getContext(), body.getName()));
+  Type pointerType = pointer.getType();
+  func::FuncOp run =
+      outliner.declare(kRuntimeName, {i64, pointerType, pointerType});
   func::CallOp::create(
-      builder, getRuntimeFunction(),
-      ValueRange{count, castTo(builder, pointer, address), context});
+      builder, run,
+      ValueRange{count, castTo(builder, pointerType, address), pointer});
   forall.erase();
   return success();
 }
@@ -369,7 +212,7 @@ private:
       return WalkResult::skip();
     });
     for (scf::ForallOp forall : outermost) {
-      if (failed(outliner.outline(forall)))
+      if (failed(outlineForall(outliner, forall)))
         return failure();
       ++numOutlined;
     }

@@ -1,5 +1,5 @@
-// RUN: %moe-opt %s --moe-approximate-math | FileCheck %s --check-prefixes=CHECK,ADDED
-// RUN: %moe-opt %s --moe-approximate-math=scalef | FileCheck %s --check-prefixes=CHECK,SCALED
+// RUN: %moe-opt %s --moe-approximate-math --canonicalize | FileCheck %s --check-prefixes=CHECK,ADDED
+// RUN: %moe-opt %s --moe-approximate-math=scalef --canonicalize | FileCheck %s --check-prefixes=CHECK,SCALED
 
 // n is rounded by a float whose last bits are integers; the polynomial ends in
 // 1 + r (1 + ..), so that exp(0) is 1.

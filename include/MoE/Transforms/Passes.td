@@ -196,6 +196,34 @@ def MoEDeclareThreadCountPass
   ];
 }
 
+def MoEOutlineLoopsPass
+    : Pass<"moe-outline-loops", "mlir::ModuleOp"> {
+  let summary = "Move the loops of functions that have many into functions";
+  let description = [{
+    Moves each outermost `scf.for` without results of a function that has at
+    least `min-loops` of them into a private function that is not inlined, with
+    what it uses in a struct on the stack of its caller. Loops that do the same
+    to other values share one function.
+
+    LLVM's passes over loops look at all of a function for each of its loops,
+    and a compilation of hundreds of loops takes less than half of the time
+    where each has a function. Bits do not change.
+  }];
+  let dependentDialects = [
+    "::mlir::func::FuncDialect",
+    "::mlir::LLVM::LLVMDialect",
+  ];
+  let options = [
+    Option<"minLoops", "min-loops", "int64_t", /*default=*/"32",
+           "loops that a function keeps at most, and one more">,
+  ];
+  let statistics = [
+    Statistic<"numOutlined", "num-outlined", "Number of loops outlined">,
+    Statistic<"numShared", "num-shared",
+              "Number of loops with the function of an earlier one">,
+  ];
+}
+
 def MoEOutlineParallelPass
     : Pass<"moe-outline-parallel", "mlir::ModuleOp"> {
   let summary = "Turn parallel loops on buffers into calls of the runtime";
