@@ -37,7 +37,7 @@ def test_another_version_is_told_by_what_is_short():
              "c": dict.fromkeys(folders.PARTS, "1 of 1, ok")}
     older = {"a": {**newer["a"], "decoded": "Error: a | b"}, "b": {"patched": "0 of 2", "whole": "1e-06, ok"}}
     text = folders.describe_beside("5.0", older, newer)
-    assert "transformers 5.0, which has 2 of these folders, all but:" in text
+    assert "transformers 5.0, which has 2 of these folders, each column holds for all of them but:" in text
     assert "\n- patched: b\n- whole: none\n- decoded: a (Error: a / b), b\n" in text
 
 

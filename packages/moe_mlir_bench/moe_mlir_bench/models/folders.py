@@ -322,7 +322,7 @@ with random weights in f32, with a layer of each kind of its attention.
 def describe_beside(version: str, results: dict[str, dict[str, str]],
                     newer: dict[str, dict[str, str]]) -> str:
     """Which folders are short with another version of transformers, with the reasons that are others."""
-    lines = [f"\nWith transformers {version}, which has {len(results)} of these folders, all but:\n"]
+    lines = [f"\nWith transformers {version}, which has {len(results)} of these folders, each column holds for all of them but:\n"]
     for part in PARTS:
         short = [name for name in sorted(results) if _is_short(results[name].get(part, ""))]
         reasons = [f"{name} ({results[name].get(part, 'not run')})" if not _is_short(newer.get(name, {}).get(part, ""))

@@ -74,7 +74,7 @@ def measure(name: str, dtype: str, prompt: int, steps: int, rounds: int,
     """The rows of one model in these ways; `sizes` replace its own."""
     sizes = sizes or {}
     layers = sizes.get("num_hidden_layers")
-    label = name if layers is None else f"{name}, {layers} layers"
+    label = name if layers is None else f"{name}, {layers} layer{'s' * (layers != 1)}"
     rows = [Row(label, dtype, way) for way in WAYS if way in ways]
     with tempfile.TemporaryDirectory(prefix="moe-mlir-speed-") as folder:
         job = Job(name, dtype, sizes, prompt, steps, rounds, threads, folder)
