@@ -187,8 +187,8 @@ struct ApproximateMathPass
       return name != math::ExpOp::getOperationName() && isTranscendental(name);
     });
     patterns.add<ExpToPolynomial>(&getContext(), scalef);
-    // Alone those, and what they become: a model's code is a hundred times as
-    // long.
+    // Only these ops and what they become are visited: the rest of a model's
+    // code is a hundred times as long.
     SmallVector<Operation *> ops;
     getOperation()->walk([&](Operation *op) {
       if (isa_and_nonnull<math::MathDialect>(op->getDialect()))

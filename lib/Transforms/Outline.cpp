@@ -49,6 +49,15 @@ Value mlir::moe::castTo(ImplicitLocOpBuilder &builder, Type type, Value value) {
     return value;
   return UnrealizedConversionCastOp::create(builder, type, value).getResult(0);
 }
+
+Capture::Capture(Value value, const LLVMTypeConverter &converter)
+    : value(value), type(converter.convertType(value.getType())) {
+  MemRefType buffer = getBuffer();
+  if (!buffer || !type)
+    return;
+  std::tie(strides, offset) = buffer.getStridesAndOffset();
+}
+
 SmallVector<Type> Capture::getFields() const {
   if (!getBuffer())
     return {type};
@@ -86,7 +95,6 @@ Value Capture::join(ImplicitLocOpBuilder &builder, ValueRange fields) const {
     return castTo(builder, value.getType(), fields.front());
   Location loc = builder.getLoc();
   auto next = fields.begin();
-  auto [strides, offset] = getLayout();
   auto descriptor = MemRefDescriptor::poison(builder, loc, type);
   // A loop frees none of the buffers that it is given.
   descriptor.setAllocatedPtr(builder, loc, *next);

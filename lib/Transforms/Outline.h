@@ -30,8 +30,7 @@ Value castTo(ImplicitLocOpBuilder &builder, Type type, Value value);
 /// constants, which are half of a model's code when each loop stores them.
 class Capture {
 public:
-  Capture(Value value, const LLVMTypeConverter &converter)
-      : value(value), type(converter.convertType(value.getType())) {}
+  Capture(Value value, const LLVMTypeConverter &converter);
 
   Value getValue() const { return value; }
   /// Null where the value cannot be stored.
@@ -44,19 +43,17 @@ public:
 
 private:
   MemRefType getBuffer() const { return dyn_cast<MemRefType>(value.getType()); }
-  bool hasOwnOffset() const {
-    return ShapedType::isDynamic(getLayout().second);
-  }
+  bool hasOwnOffset() const { return ShapedType::isDynamic(offset); }
   bool hasOwnStride(unsigned dim) const {
     return !getBuffer().getLayout().isIdentity() &&
-           ShapedType::isDynamic(getLayout().first[dim]);
-  }
-  std::pair<SmallVector<int64_t>, int64_t> getLayout() const {
-    return getBuffer().getStridesAndOffset();
+           ShapedType::isDynamic(strides[dim]);
   }
 
   Value value;
   Type type;
+  /// Of a buffer.
+  SmallVector<int64_t> strides;
+  int64_t offset = 0;
 };
 
 /// What a loop uses from outside, and the struct in which that travels.

@@ -215,7 +215,7 @@ def MoEOutlineLoopsPass
   ];
   let options = [
     Option<"minLoops", "min-loops", "int64_t", /*default=*/"32",
-           "loops that a function keeps at most, and one more">,
+           "the fewest loops of a function whose loops are moved">,
   ];
   let statistics = [
     Statistic<"numOutlined", "num-outlined", "Number of loops outlined">,
@@ -399,13 +399,14 @@ def MoETileAndFusePass
     element is computed by the same op from the same operands.
 
     A tile has as many rows as the `#moe.kernel_config` of one of its ops asks
-    for, without such `tile-size`: on a CPU along the last loop along which rows
-    of a product share an operand, as those of a batched product its matrix, else
-    along the last loop. On a CPU larger tiles are taken as long as every thread has several of
-    them, which is asked at run time (`moe-declare-thread-count`). In a module
-    for a GPU (`moe-attach-nvvm-target`) the tiles are mapped to the blocks of a
-    grid, and have as many rows as workgroup memory holds of what their ops hand
-    to each other.
+    for, and `tile-size` rows if none asks. It takes them along the last loop;
+    on a CPU, where the group has a product, along the last loop whose rows
+    share an operand of it: all rows of one batch read the same matrix. On a CPU
+    larger tiles are taken as long as every thread has several of them, which is
+    asked at run time (`moe-declare-thread-count`). In a module for a GPU
+    (`moe-attach-nvvm-target`) the tiles are mapped to the blocks of a grid, and
+    have as many rows as workgroup memory holds of what their ops hand to each
+    other.
   }];
   let dependentDialects = [
     "::mlir::affine::AffineDialect",

@@ -97,14 +97,13 @@ def first_tokens(parts: CacheTensors, model: torch.nn.Module | None,
         return FirstTokens([])
     known = _KNOWN.setdefault(model, {})
     sort = (tokens.shape[0], weight.dtype, weight.device)
-    if (parts.form, *sort) not in known:
-        asked = _load_or_ask(model, values, parts)
-        for kind, paths in asked.counters.items():
-            add_counters(kind, paths)
-        known.update({(form, *sort): FirstTokens([]) for form in asked.forms})
+    found = known.get((parts.form, *sort))
+    if found is None:
+        found, forms = _load_or_ask(model, values, parts)
         # Counters that are known now are no part of the form.
-        known[CacheTensors.of(parts.cache, is_counter).form, *sort] = asked.first_tokens
-    return known[CacheTensors.of(parts.cache, is_counter).form, *sort]
+        form = CacheTensors.of(parts.cache, is_counter).form
+        known.update({(whole, *sort): FirstTokens([]) for whole in forms} | {(form, *sort): found})
+    return found
 
 
 class _Asked(NamedTuple):
@@ -120,25 +119,34 @@ class _Asked(NamedTuple):
     forms: list[CacheForm]
 
 
-def _load_or_ask(model, values, parts) -> _Asked:
-    """From the disk cache where it has what the model told another process."""
+def _load_or_ask(model, values, parts) -> tuple[FirstTokens, list[CacheForm]]:
+    """What the first tokens add, and the forms of caches to which they add nothing more; from the
+    disk cache where it has what the model told another process. The counters are known then."""
     given = {name: CacheTensors.of(value, is_counter).description if is_cache(value) else
              (value.shape, value.dtype, value.device) if isinstance(value, torch.Tensor) else value
              for name, value in values.items()}
     entry = ModelEntry("first tokens", model, parts.description, given)
-    found = entry.load()
-    if found is None:
-        found = _ask(model, values, parts.cache)
-        entry.store(found)
-    return found
+    asked = entry.load()
+    if asked is None:
+        asked = _ask(model, values, parts.cache)
+        # Weights are no part of the key, and a tensor may be made of them.
+        if not any(isinstance(value, torch.Tensor) for _, value in asked.first_tokens.changes):
+            entry.store(asked)
+    else:
+        _add_all_counters(asked.counters)
+    return asked.first_tokens, asked.forms
+
+
+def _add_all_counters(counters) -> None:
+    for kind, paths in counters.items():
+        add_counters(kind, paths)
 
 
 def _ask(model, values, cache) -> _Asked:
     written = copy.deepcopy(cache)
     expected = _run_two_tokens(model, values, written)
     counters = _counters(cache, written)
-    for kind, paths in counters.items():
-        add_counters(kind, paths)
+    _add_all_counters(counters)
     whole = CacheTensors.of(written, is_counter).form
     found = FirstTokens(_added(cache, written))
     prepared = CacheTensors.of(written, is_counter).form
@@ -187,7 +195,7 @@ def _counters(before, after) -> dict[type, frozenset[Path]]:
     for path, (part, start), leaf in leaves_of(after):
         if type(leaf) is int and type(old.get(path)) is int and old[path] != leaf:
             counters.setdefault(type(part), set()).add(path[start:])
-    return {kind: frozenset(paths | set(_COUNTERS.get(kind, ()))) for kind, paths in counters.items()}
+    return {kind: frozenset(paths) for kind, paths in counters.items()}
 
 
 def _added(before, written) -> list[tuple[Path, Any]]:

@@ -15,6 +15,8 @@ import torch
 import transformers
 
 import moe_mlir
+from moe_mlir._transformers import first_tokens
+from moe_mlir._transformers.cache_state import CacheTensors
 from moe_mlir.compiler import cache
 from moe_mlir.guards.trace_key import NoKey, trace_key
 from moe_mlir_bench.models import FAMILIES
@@ -319,6 +321,18 @@ def test_growing_caches_are_not_stored(store):
     with torch.no_grad():
         compiled(tokens, past_key_values=transformers.DynamicCache())
     assert not any(b"TracedModule" in store.load(key) for key, *_ in store.entries())
+
+
+@pytest.mark.parametrize("value, is_stored", [(1, True), (torch.ones(2), False)])
+def test_a_tensor_that_a_model_makes_in_a_cache_is_not_stored(store, monkeypatch, value, is_stored):
+    """It may be made of weights, which are no part of the key."""
+    model, tokens = FAMILIES["Mixtral"].build(layers=1), torch.tensor([[5, 17, 3]])
+    parts = CacheTensors.of(transformers.StaticCache(config=model.config, max_cache_len=8),
+                            first_tokens.is_counter)
+    monkeypatch.setattr(first_tokens, "_ask", lambda *args: first_tokens._Asked(
+        first_tokens.FirstTokens([(("layers", 0, "further"), value)]), {}, []))
+    first_tokens._load_or_ask(model, {0: tokens}, parts)
+    assert bool(store.entries()) == is_stored
 
 
 GENERATES = '''
