@@ -58,6 +58,27 @@ func.func @skips_invisible_blocks(%q: memref<1x1x?x16xf32>, %k: memref<1x1x?x16x
 
 // -----
 
+// So do those from which a bias hides all of it; a block that no group sees is
+// not even packed.
+
+// CHECK-LABEL: func @skips_blocks_that_a_bias_hides
+// CHECK:         memref.alloca() {{.*}} : memref<192xi1>
+// CHECK-COUNT-24: arith.cmpf une
+// CHECK:         %[[SEEN:.*]] = vector.reduction <or>
+// CHECK:         memref.store %[[SEEN]]
+// CHECK:         scf.if
+// CHECK:           memref.load {{.*}} : memref<192xi1>
+// CHECK-NEXT:      scf.if
+// CHECK:             math.fma
+func.func @skips_blocks_that_a_bias_hides(%q: memref<1x1x?x16xf32>, %k: memref<1x1x?x16xf32>,
+    %b: memref<1x1x?x?xf32>, %l: memref<1x1x?xf32>) {
+  moe.softmax_mix ins(%q, %k : memref<1x1x?x16xf32>, memref<1x1x?x16xf32>)
+      bias(%b : memref<1x1x?x?xf32>) outs(%l : memref<1x1x?xf32>)
+  return
+}
+
+// -----
+
 // Sizes that are known only at run time come from the stack of one call.
 
 // CHECK-LABEL: func @scopes_dynamic_buffers

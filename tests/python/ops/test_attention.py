@@ -75,6 +75,49 @@ def test_bias(shape):
     check(*operands(20), causal=True, bias=bias)
 
 
+# Blocks of 64 keys or 32, groups of six queries: ends of a cache, and what lies in the middle.
+HIDDEN = {
+    "behind": lambda i, j: j > 70 + i,
+    "before": lambda i, j: j < 130 + 3 * i,
+    "window": lambda i, j: (j < 20 + 8 * i) | (j > 120 + 8 * i),
+    "hole": lambda i, j: (j >= 60) & (j < 260) & (i != 9),
+    "queries": lambda i, j: (i >= 6) & (i < 12) | (j % 7 == 0),
+    "all": lambda i, j: (i >= 0) & (j >= 0),
+}
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("causal", (True, False))
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_a_bias_hides_blocks_of_keys(hidden, causal, dtype):
+    n, nk = 23, 300
+    q, k, v = operands(n, nk, seed=n)
+    hides = HIDDEN[hidden](torch.arange(n)[:, None], torch.arange(nk))
+    bias = torch.randn(1, 3, n, nk, generator=random(4)).to(dtype).masked_fill(hides, -math.inf)
+    found = moe_mlir.attention(q, k, v, causal=causal, bias=bias)
+    wanted = reference.attention(q.double(), k.double(), v.double(), causal=causal,
+                                 bias=bias.double())
+    for a, b in zip(found, wanted, strict=True):
+        assert_close(a, b, 1e-5)
+    # What nobody sees is not read where it fills a block.
+    nobody = hides.all(0)
+    if hidden in ("behind", "all"):
+        whole = nobody.clone()
+        whole[:128 if hidden == "behind" else 0] = False
+        k, v = (torch.where(whole[:, None], torch.nan, t) for t in (k, v))
+        for a, b in zip(moe_mlir.attention(q, k, v, causal=causal, bias=bias), found, strict=True):
+            assert torch.equal(a, b)
+
+
+def test_a_bias_that_is_not_a_number_hides_nothing():
+    bias = torch.full((1, 1, 9, 130), -math.inf)
+    bias[0, 0, 4, 100] = torch.nan
+    out, row_lse, _ = moe_mlir.attention(*operands(9, 130, batch=1), bias=bias, causal=False)
+    assert out[:, :, 4].isnan().all() and row_lse[:, :, 4].isnan().all()
+    rest = [i for i in range(9) if i != 4]
+    assert not out[:, :, rest].any() and bool((row_lse[:, :, rest] == -math.inf).all())
+
+
 def test_mask_hides_keys_and_queries_of_the_same_tokens():
     mask = torch.rand(2, 20, generator=random(5)) > 0.4
     check(*operands(20), causal=False, mask=mask)

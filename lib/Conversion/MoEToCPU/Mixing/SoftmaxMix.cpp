@@ -11,7 +11,9 @@
 //
 // Key blocks start at multiples of their size, whatever the query, and a block
 // without a visible key changes no bit of the state: a query's result does not
-// depend on its position in a tile, and skipping blocks is free.
+// depend on its position in a tile, and skipping blocks is free. A block is
+// skipped where positions hide it, and where the bias does: a mask of a cache
+// of fixed size hides all that is not filled yet.
 //
 //===----------------------------------------------------------------------===//
 
@@ -39,10 +41,14 @@ private:
   void allocate();
   void takeViews(Value batch, Value head);
   void emitQueryBlock(Value firstQuery);
+  void takeKeyBlock(Value firstQuery, Value numRows, Value firstKey);
 
   // One group of queries and one block of keys.
   void emitGroup(Value firstQuery, Value group, Value firstKey);
   Value isGroupVisible(Value firstQuery, Value group, Value firstKey);
+  Value isVisibleByPosition(Value firstQuery, Value group, Value firstKey);
+  Value isVisibleByBias(Value firstQuery, Value group, Value firstKey);
+  Value findVisibleGroups(Value firstQuery, Value numRows, Value firstKey);
   std::pair<Value, Value> getGroupKeys(Value firstQuery, Value group,
                                        Value firstKey);
   Values finishLogits(Value row, Value firstKey, ArrayRef<Value> products);
@@ -65,6 +71,9 @@ private:
   std::optional<KeyBlock> block;
   std::optional<BlockProducts> products;
   Value weights;
+  /// Whether the group from a slot on sees the block of keys; null: positions
+  /// alone say so.
+  Value visibleGroups;
   /// Of each query of a block.
   RowState state;
 };
@@ -86,6 +95,8 @@ void MixKernel::allocate() {
   state.sum = e.scratch({rows, lanes}, f32);
   if (op.getWithEntropy())
     state.moment = e.scratch({rows, lanes}, f32);
+  if (op.getBias())
+    visibleGroups = e.scratch({rows}, e.getI1Type());
   if (!op.getV())
     return;
   weights =
@@ -170,10 +181,50 @@ std::pair<Value, Value> MixKernel::getGroupKeys(Value firstQuery, Value group,
                                          blockKeys);
 }
 
-/// Whether a group sees a block of keys by position; null for always.
+/// Whether a group sees a block of keys; null for always.
 Value MixKernel::isGroupVisible(Value firstQuery, Value group, Value firstKey) {
+  return visibleGroups ? e.load(visibleGroups, {group})
+                       : isVisibleByPosition(firstQuery, group, firstKey);
+}
+
+Value MixKernel::isVisibleByPosition(Value firstQuery, Value group,
+                                     Value firstKey) {
   Value position = positionOf(e.add(firstQuery, group));
   return isTileVisible(e, pairLogits.rule, position, firstKey);
+}
+
+/// Whether the bias of any pair of a group and a block of keys is not -inf.
+Value MixKernel::isVisibleByBias(Value firstQuery, Value group,
+                                 Value firstKey) {
+  Value lanes;
+  for (Value row :
+       clampRows(e, e.add(firstQuery, group), kGroupRows, numQueries))
+    for (int64_t first = 0; first < blockKeys; first += e.width) {
+      Value key = e.add(firstKey, e.index(first));
+      Value exists = e.firstLanes(e.sub(numKeys, key));
+      Value biases = e.loadFloats(bias, {row, key}, exists, -kInfinity);
+      Value isReal =
+          e.compare(arith::CmpFPredicate::UNE, biases, e.negInfinity());
+      lanes = lanes ? arith::OrIOp::create(e, lanes, isReal) : isReal;
+    }
+  return e.anyLane(lanes);
+}
+
+/// Notes which groups of a query block see a block of keys; returns whether one
+/// does.
+Value MixKernel::findVisibleGroups(Value firstQuery, Value numRows,
+                                   Value firstKey) {
+  Value none = arith::ConstantIntOp::create(e, 0, 1);
+  return e.loop(e.index(0), numRows, kGroupRows, none,
+                [&](Value group, ValueRange any) -> Values {
+                  Value visible = isVisibleByBias(firstQuery, group, firstKey);
+                  if (Value near =
+                          isVisibleByPosition(firstQuery, group, firstKey))
+                    visible = arith::AndIOp::create(e, visible, near);
+                  e.store(visible, visibleGroups, {group});
+                  return {arith::OrIOp::create(e, any.front(), visible)};
+                })
+      .front();
 }
 
 //===----------------------------------------------------------------------===//
@@ -204,6 +255,17 @@ void MixKernel::writeRow(Value firstQuery, Value slot) {
   });
 }
 
+/// Takes a block of keys into the softmax of a block of queries.
+void MixKernel::takeKeyBlock(Value firstQuery, Value numRows, Value firstKey) {
+  block->pack(e, keys, firstKey);
+  products->multiply(e, q, block->features, firstQuery, numRows, keys.features,
+                     e.add(firstKey, e.index(blockKeys)), [&](Value group) {
+                       return isGroupVisible(firstQuery, group, firstKey);
+                     });
+  e.loop(e.index(0), numRows, kGroupRows,
+         [&](Value group) { emitGroup(firstQuery, group, firstKey); });
+}
+
 void MixKernel::emitQueryBlock(Value firstQuery) {
   Value zero = e.index(0);
   Value numRows =
@@ -212,14 +274,10 @@ void MixKernel::emitQueryBlock(Value firstQuery) {
   auto [begin, end] = pairLogits.rule.getColumns(e, positionOf(firstQuery),
                                                  numRows, numKeys, blockKeys);
   e.loop(begin, end, blockKeys, [&](Value firstKey) {
-    block->pack(e, keys, firstKey);
-    products->multiply(e, q, block->features, firstQuery, numRows,
-                       keys.features, e.add(firstKey, e.index(blockKeys)),
-                       [&](Value group) {
-                         return isGroupVisible(firstQuery, group, firstKey);
-                       });
-    e.loop(zero, numRows, kGroupRows,
-           [&](Value group) { emitGroup(firstQuery, group, firstKey); });
+    auto take = [&] { takeKeyBlock(firstQuery, numRows, firstKey); };
+    visibleGroups
+        ? e.ifThen(findVisibleGroups(firstQuery, numRows, firstKey), take)
+        : take();
   });
   e.loop(zero, numRows, 1, [&](Value slot) { writeRow(firstQuery, slot); });
 }
