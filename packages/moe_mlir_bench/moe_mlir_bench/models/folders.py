@@ -316,6 +316,8 @@ with random weights in f32, with a layer of each kind of its attention.
 - **-**: experts without a router, a model that does not generate, or, under "artifact", one with an
   encoder. "not by transformers": its own code fails with such a cache. **no**: a line below the table
   gives the reason. Empty: not checked in this run.
+- Programs that show what is a fault of torch or transformers are on a
+  [page of their own](UpstreamFaults.md), among them those of NLLB-MoE, Inkling and Inkling2.
 """
 
 
