@@ -44,6 +44,7 @@ from ..raising.pack_weights import pack_weights
 from ..raising.plain_attention import raise_plain_attention
 from ..raising.raise_routing import raise_routing
 from ..raising.reading import is_assertion
+from ..raising.sink_attention import raise_sink_attention
 from ..raising.sorted_ids import raise_sorted_ids
 from .module_casts import casts_without_effect
 from .stored_traces import StoredTraces, TracedModule
@@ -501,6 +502,7 @@ def _import(traced, owner, names, bounds, packed_for) -> TracedModule:
     program = traced.program
     raise_routing(program.graph_module)
     raise_plain_attention(program.graph)
+    raise_sink_attention(program.graph)
     raise_experts(program.graph)
     raise_sorted_ids(program.graph)
     if packed_for:

@@ -36,9 +36,9 @@ def _pack(graph, node) -> bool:
     q, bias = arguments.q, arguments.bias
     plain = not (arguments.causal or arguments.exclude_self or arguments.window
                  or arguments.mask is not None) and (bias is None or value(bias).dim() == 4)
-    users = list(node.users)
+    outs, sums = results(node, 0), results(node, 1)
     if keys is None or values is None or not plain or value(q).shape[2] != 1 \
-            or results(node, 0) != users:
+            or len(outs) + len(sums) != len(node.users):
         return False
     batch, heads, _, width = value(q).shape
     shared = value(keys).shape[1]
@@ -51,10 +51,13 @@ def _pack(graph, node) -> bool:
         seen = None if bias is None else _of_groups(graph, bias, shared, each, node)
         new = call(graph, _ATTENTION, (packed, keys, values, seen, None, arguments.scale, False,
                                        None, False, arguments.precision), node)
-        out = call(graph, operator.getitem, (new, 0), node)
-        out = call(graph, aten.view.default, (out, [batch, heads, 1, width]), node)
-    for user in users:
-        user.replace_all_uses_with(out)
+        for position, found, sizes in ((0, outs, [batch, heads, 1, value(values).shape[3]]),
+                                       (1, sums, [batch, heads, 1])):
+            if found:
+                result = call(graph, operator.getitem, (new, position), node)
+                result = call(graph, aten.view.default, (result, sizes), node)
+                for user in found:
+                    user.replace_all_uses_with(result)
     return True
 
 

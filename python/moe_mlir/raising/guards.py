@@ -74,7 +74,7 @@ def _is_equality(relation) -> bool:
 def symbols_refusing(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> set[sympy.Symbol] | None:
     """The symbols of guards that do not hold for the sizes of these tensors.
 
-    None where a size that the program fixed differs.
+    None where a size that the program fixed differs, or two that it takes for the same.
     """
     values = _sizes_of(program, tensors)
     if values is None:
@@ -92,15 +92,15 @@ def first_unequal_symbol(program: ExportedProgram,
 
 
 def _sizes_of(program, tensors):
-    """The values of the program's symbols in these tensors; None where a fixed size differs."""
+    """The values of the program's symbols in these tensors; None where they have no such sizes."""
     values = {}
     for shape, tensor in zip(input_shapes(program), tensors):
         for size, actual in zip(shape, tensor.shape):
             if not isinstance(size, torch.SymInt):
                 if size != actual:
                     return None
-            elif size.node.expr.is_Symbol:
-                values[size.node.expr] = actual
+            elif size.node.expr.is_Symbol and values.setdefault(size.node.expr, actual) != actual:
+                return None
     return values
 
 

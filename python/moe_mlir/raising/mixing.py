@@ -81,7 +81,7 @@ def scores_of(weights: Node) -> tuple[Node, float | Node, bool] | None:
     if logits is None or dtype(logits) != torch.float32:
         return None
     unmasked, causal = _peel_mask(logits)
-    return None if causal is None else (*_peel_temperature(unmasked), causal)
+    return None if causal is None else (*peel_temperature(unmasked), causal)
 
 
 def mixing_of(node: Node | None) -> str:
@@ -199,7 +199,7 @@ def _without_units(source, view):
 # ---------------------------------------------------------------------- logits
 
 
-def _peel_temperature(node):
+def peel_temperature(node):
     """(dot products, tau) of `dot / tau` or `dot * scale`, with a number or a learned scalar."""
     divided = read(node, DIVISIONS, "other")
     if divided is None:

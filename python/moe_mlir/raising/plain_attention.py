@@ -68,7 +68,7 @@ def _fits(match: _Plain) -> bool:
 
 def _raise(graph: Graph, match: _Plain) -> None:
     with graph.inserting_before(match.node):
-        k = _transposed(match.transposed)
+        k = untransposed(match.transposed)
         if k is None:
             k = call(graph, aten.permute.default, (match.transposed, [0, 1, 3, 2]), match.node)
         results = call(graph, torch.ops.moe.attention.default,
@@ -78,7 +78,7 @@ def _raise(graph: Graph, match: _Plain) -> None:
     match.node.replace_all_uses_with(out)
 
 
-def _transposed(node: Node) -> Node | None:
+def untransposed(node: Node) -> Node | None:
     """x, where the node is x with its last two dims swapped."""
     permuted = read(node, {aten.permute.default}, "dims")
     if permuted is not None:

@@ -117,3 +117,14 @@ def test_a_mask_of_one_row_is_traced_as_it_is():
     x, mask = torch.randn(4, 5, 3), torch.rand(1, 5) > 0.5
     compiled = moe_mlir.compile(Broadcasts(), (x, mask))
     torch.testing.assert_close(compiled(x, mask), Broadcasts()(x, mask))
+
+
+class BroadcastsAlone(torch.nn.Module):
+    def forward(self, x, mask):
+        return x + mask
+
+
+def test_one_row_beside_two_is_not_taken_for_two():
+    x, mask = torch.randn(2, 5), torch.randn(1, 5)
+    compiled = moe_mlir.compile(moe_mlir.export(BroadcastsAlone(), (x, mask)))
+    torch.testing.assert_close(compiled(x, mask), x + mask)

@@ -307,7 +307,9 @@ def MoE_SoftmaxMixOp : MoE_StructuredOp<"softmax_mix", ["mixed", "lse", "entropy
 
     Iterators: `b`, `h`, `i`, `e` parallel; `j`, `f` reductions kept whole.
     Visibility as in `moe.similarity_inform`, with `exclude_self` too. A query
-    that sees no key has `mixed = 0`, `lse = -inf`, `entropy = 0`.
+    that sees no key has `mixed = 0`, `lse = -inf`, `entropy = 0`. A bias of
+    -inf hides a key; whether a NaN there reaches the query is unspecified,
+    because blocks of hidden keys are skipped.
 
     `moe-convert-to-softmax-mix` inserts it; `convert-moe-to-cpu` lowers it to
     one pass over the keys with a running maximum, so that memory is linear in
