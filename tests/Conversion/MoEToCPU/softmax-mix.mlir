@@ -1,4 +1,6 @@
 // RUN: %moe-opt %s --convert-moe-to-cpu --split-input-file | FileCheck %s
+// RUN: %moe-opt %s --convert-moe-to-cpu=bf16-dot --split-input-file \
+// RUN:   | FileCheck %s --check-prefix=PAIRS
 
 // A block of 64 keys is packed transposed; 6 queries x 4 vectors are
 // accumulated in registers. No buffer has queries times keys elements.
@@ -74,6 +76,30 @@ func.func @skips_blocks_that_a_bias_hides(%q: memref<1x1x?x16xf32>, %k: memref<1
     %b: memref<1x1x?x?xf32>, %l: memref<1x1x?xf32>) {
   moe.softmax_mix ins(%q, %k : memref<1x1x?x16xf32>, memref<1x1x?x16xf32>)
       bias(%b : memref<1x1x?x?xf32>) outs(%l : memref<1x1x?xf32>)
+  return
+}
+
+// -----
+
+// Values of bf16 lie in pairs of keys where the target multiplies these, and so
+// do weights. Other targets take both in f32.
+
+// PAIRS-LABEL: func @pairs_of_values
+// PAIRS-DAG:     memref.alloca() {{.*}} : memref<8x64xi32>
+// PAIRS-DAG:     memref.alloca() {{.*}} : memref<32x16xi32>
+// PAIRS-DAG:     %[[WEIGHTS:.*]] = memref.alloca() {{.*}} : memref<6x64xbf16>
+// PAIRS-COUNT-24: avx512bf16.dpbf16ps
+// PAIRS-COUNT-24: arith.truncf {{.*}} : vector<16xf32> to vector<16xbf16>
+// PAIRS:         vector.load %[[WEIGHTS]][{{.*}}] : memref<6x64xbf16>, vector<2xbf16>
+// PAIRS:         avx512bf16.dpbf16ps
+
+// CHECK-LABEL: func @pairs_of_values
+// CHECK:         memref.alloca() {{.*}} : memref<6x64xf32>
+func.func @pairs_of_values(%q: memref<1x1x?x16xbf16>, %k: memref<1x1x?x16xbf16>,
+    %v: memref<1x1x?x16xbf16>, %o: memref<1x1x?x16xf32>, %l: memref<1x1x?xf32>) {
+  moe.softmax_mix ins(%q, %k : memref<1x1x?x16xbf16>, memref<1x1x?x16xbf16>)
+      values(%v : memref<1x1x?x16xbf16>)
+      outs(%o, %l : memref<1x1x?x16xf32>, memref<1x1x?xf32>)
   return
 }
 

@@ -50,9 +50,12 @@ def test_equals_reference_for_every_dtype(dtype):
     check(*operands(33, dtype=dtype), causal=True)
 
 
-@pytest.mark.parametrize("width,values", [(1, 1), (44, 44), (5, 80), (160, 3)])
-def test_equals_reference_for_other_widths(width, values):
-    check(*operands(70, width=width, values=values), causal=True)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("width,values", [(1, 1), (44, 44), (5, 80), (160, 3), (6, 129)])
+def test_equals_reference_for_other_widths(width, values, dtype):
+    # Queries of an odd position see an odd number of keys, of which pairs are made.
+    check(*operands(70, width=width, values=values, dtype=dtype), causal=True)
+    check(*operands(3, 70, width=width, values=values, dtype=dtype), causal=True, window=5)
 
 
 def test_equals_torch():

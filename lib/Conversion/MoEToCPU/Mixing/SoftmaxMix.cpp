@@ -87,9 +87,13 @@ void MixKernel::allocate() {
   Type f32 = e.getF32Type();
   OpFoldResult rows = e.getIndexAttr(blockQueries);
   OpFoldResult lanes = e.getIndexAttr(e.width);
+  // Values of each head are those of attention, whose result is rounded to
+  // their type; what all heads share are scores, which stay f32.
+  bool pairValues = op.getV() && areValuesPerHead(op.getV());
   block.emplace(e, op.getQ(),
                 MixKeys{op.getK(), op.getV(), op.getKeyBias(), op.getKeyMask(),
-                        op.getKeyLevel()});
+                        op.getKeyLevel()},
+                pairValues);
   products.emplace(e, getSize(e, op.getQ(), 3), blockQueries);
   state.max = e.scratch({rows}, f32);
   state.sum = e.scratch({rows, lanes}, f32);
@@ -99,8 +103,10 @@ void MixKernel::allocate() {
     visibleGroups = e.scratch({rows}, e.getI1Type());
   if (!op.getV())
     return;
-  weights =
-      e.scratch({e.getIndexAttr(kGroupRows), e.getIndexAttr(blockKeys)}, f32);
+  // Beside pairs of values, weights are pairs, too.
+  bool arePairs = !getElementType(block->values).isF32();
+  weights = e.scratch({e.getIndexAttr(kGroupRows), e.getIndexAttr(blockKeys)},
+                      arePairs ? cast<Type>(e.getBF16Type()) : cast<Type>(f32));
   state.mixed =
       e.scratch({rows, padToVectors(e, getLastSize(e, op.getV()))}, f32);
 }
@@ -215,15 +221,15 @@ Value MixKernel::isVisibleByBias(Value firstQuery, Value group,
 Value MixKernel::findVisibleGroups(Value firstQuery, Value numRows,
                                    Value firstKey) {
   Value none = arith::ConstantIntOp::create(e, 0, 1);
-  return e.loop(e.index(0), numRows, kGroupRows, none,
-                [&](Value group, ValueRange any) -> Values {
-                  Value visible = isVisibleByBias(firstQuery, group, firstKey);
-                  if (Value near =
-                          isVisibleByPosition(firstQuery, group, firstKey))
-                    visible = arith::AndIOp::create(e, visible, near);
-                  e.store(visible, visibleGroups, {group});
-                  return {arith::OrIOp::create(e, any.front(), visible)};
-                })
+  return e
+      .loop(e.index(0), numRows, kGroupRows, none,
+            [&](Value group, ValueRange any) -> Values {
+              Value visible = isVisibleByBias(firstQuery, group, firstKey);
+              if (Value near = isVisibleByPosition(firstQuery, group, firstKey))
+                visible = arith::AndIOp::create(e, visible, near);
+              e.store(visible, visibleGroups, {group});
+              return {arith::OrIOp::create(e, any.front(), visible)};
+            })
       .front();
 }
 

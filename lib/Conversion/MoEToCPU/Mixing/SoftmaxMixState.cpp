@@ -11,18 +11,24 @@ using namespace mlir::moe;
 // Keys
 //===----------------------------------------------------------------------===//
 
-KeyBlock::KeyBlock(Emitter &e, Value queries, const MixKeys &all) {
+KeyBlock::KeyBlock(Emitter &e, Value queries, const MixKeys &all,
+                   bool pairValues) {
   Type f32 = e.getF32Type();
-  OpFoldResult size = e.getIndexAttr(getColumnVectors(e) * e.width);
+  int64_t numKeys = getColumnVectors(e) * e.width;
+  OpFoldResult size = e.getIndexAttr(numKeys);
   PackedShape packed =
       getPackedShape(e, queries, all.features, getSize(e, all.features, 3));
   features = e.scratch(packed.sizes, packed.element);
   bias = e.scratch({size}, f32);
   if (all.level)
     level = e.scratch({size}, f32);
-  if (all.values)
-    values =
-        e.scratch({size, padToVectors(e, getLastSize(e, all.values))}, f32);
+  if (!all.values)
+    return;
+  OpFoldResult width = padToVectors(e, getLastSize(e, all.values));
+  pairValues &= e.target.bf16Dot && getElementType(all.values).isBF16();
+  values = pairValues
+               ? e.scratch({e.getIndexAttr(numKeys / 2), width}, e.getI32Type())
+               : e.scratch({size, width}, f32);
 }
 
 void KeyBlock::pack(Emitter &e, const MixKeys &keys, Value firstKey) const {
@@ -109,6 +115,15 @@ Values RowState::update(Emitter &e, Value slot, ArrayRef<Values> logits,
   return decays;
 }
 
+/// Stores a vector of f32 in the type of `weights`.
+static void storeWeights(Emitter &e, Value vector, Value weights,
+                         ValueRange indices) {
+  Type element = getElementType(weights);
+  if (!element.isF32())
+    vector = arith::TruncFOp::create(e, e.vectorOf(element), vector);
+  e.storeVector(vector, weights, indices);
+}
+
 /// Rows are lanes, as far as they are numbers a row.
 Values RowState::updateVector(Emitter &e, Value slot, ArrayRef<Values> logits,
                               Value weights, int64_t firstRow) const {
@@ -143,8 +158,8 @@ Values RowState::updateVector(Emitter &e, Value slot, ArrayRef<Values> logits,
       e.storeVector(sums.moment, moment, place);
     if (weights)
       for (auto [vector, weight] : llvm::enumerate(blockWeights))
-        e.storeVector(weight, weights,
-                      {e.index(firstRow + row), e.index(vector * e.width)});
+        storeWeights(e, weight, weights,
+                     {e.index(firstRow + row), e.index(vector * e.width)});
     decays.push_back(own.decay);
   }
   return decays;

@@ -24,8 +24,10 @@ struct MixKeys {
 /// A packed block of as many keys as a register tile has columns.
 class KeyBlock {
 public:
-  /// `all` are the operands of all batches and heads.
-  KeyBlock(Emitter &e, Value queries, const MixKeys &all);
+  /// `all` are the operands of all batches and heads. With `pairValues` values
+  /// of bf16 lie in pairs of keys where the target multiplies these.
+  KeyBlock(Emitter &e, Value queries, const MixKeys &all,
+           bool pairValues = false);
 
   /// Packs the keys from `firstKey` on. A key that nobody sees, and one behind
   /// the last, has bias -inf; where it is masked its features are 0.
@@ -42,8 +44,8 @@ struct RowState {
   /// Forgets all keys of rows `first` to `end`.
   void clear(Emitter &e, Value first, Value end) const;
   /// Takes logits of the rows from `slot` on and writes their weights p to the
-  /// rows of `weights`, if there is one; returns the factors a of what came
-  /// before, splat.
+  /// rows of `weights`, if there is one, in its type; returns the factors a of
+  /// what came before, splat.
   Values update(Emitter &e, Value slot, ArrayRef<Values> logits,
                 Value weights) const;
 

@@ -92,19 +92,59 @@ void mlir::moe::packTransposed(Emitter &e, Value source, ArrayRef<Value> rows,
     pack(wholeEnd, rest);
 }
 
+namespace {
+/// Rows of tokens as packRows writes them.
+struct TokenRows {
+  Value source, first, terms;
+
+  /// What tells whether a slot counts, and its row.
+  std::pair<Value, Value> get(Emitter &e, Value slot) const;
+  static Value load(Emitter &e, Value source, std::pair<Value, Value> row,
+                    Value column);
+};
+} // namespace
+
+std::pair<Value, Value> TokenRows::get(Emitter &e, Value slot) const {
+  Value last = e.sub(e.dim(source, 0), e.index(1));
+  Value isHidden = e.compare(arith::CmpFPredicate::OEQ, e.load(terms, {slot}),
+                             e.constant(e.getF32Type(), -kInfinity));
+  return {isHidden, e.minSigned(e.add(first, slot), last)};
+}
+
+/// A vector of a row in f32, 0 where it does not count.
+Value TokenRows::load(Emitter &e, Value source, std::pair<Value, Value> row,
+                      Value column) {
+  Value mask = e.firstLanes(e.sub(e.dim(source, 1), column));
+  Value values = e.loadFloats(source, {row.second, column}, mask);
+  return e.select(row.first, e.f32(0.0), values);
+}
+
+/// Two vectors of bf16, as f32, as pairs.
+static Value joinPairs(Emitter &e, Value low, Value high) {
+  auto getBits = [&](Value floats) {
+    return arith::BitcastOp::create(e, e.ints(), floats);
+  };
+  low = arith::ShRUIOp::create(e, getBits(low), e.i32(16));
+  return arith::OrIOp::create(e, low, getBits(high));
+}
+
 void mlir::moe::packRows(Emitter &e, Value source, Value first, int64_t count,
                          Value terms, Value packed) {
-  Value last = e.sub(e.dim(source, 0), e.index(1));
+  TokenRows rows{source, first, terms};
   Value size = e.dim(source, 1);
-  e.loop(e.index(0), e.index(count), 1, [&](Value slot) {
-    Value row = e.minSigned(e.add(first, slot), last);
-    Value isHidden = e.compare(arith::CmpFPredicate::OEQ, e.load(terms, {slot}),
-                               e.constant(e.getF32Type(), -kInfinity));
+  bool arePairs = usesBf16Dot(packed);
+  int64_t perRow = arePairs ? 2 : 1;
+  e.loop(e.index(0), e.index(count / perRow), 1, [&](Value packedRow) {
+    Value slot = e.mul(packedRow, e.index(perRow));
+    SmallVector<std::pair<Value, Value>> tokens{rows.get(e, slot)};
+    if (arePairs)
+      tokens.push_back(rows.get(e, e.add(slot, e.index(1))));
     e.loop(e.index(0), size, e.width, [&](Value column) {
-      Value mask = e.firstLanes(e.sub(size, column));
-      Value values = e.loadFloats(source, {row, column}, mask);
-      e.storeVector(e.select(isHidden, e.f32(0.0), values), packed,
-                    {slot, column});
+      Values values;
+      for (auto token : tokens)
+        values.push_back(TokenRows::load(e, source, token, column));
+      Value stored = arePairs ? joinPairs(e, values[0], values[1]) : values[0];
+      e.storeVector(stored, packed, {packedRow, column});
     });
   });
 }
@@ -373,7 +413,7 @@ namespace {
 /// Rows of sums over k, the tokens of the packed block: sums[row] +=
 /// weight(row, k) * packed[k].
 struct TileSum {
-  /// The factor of a row at a k, a vector.
+  /// The factor of a row at a k, or at a pair of them, a vector.
   function_ref<Value(int64_t row, Value k)> getWeight;
   Value firstK, endK, packed, accumulators;
   /// What each row adds to. One of them may be there more than once.
@@ -398,7 +438,7 @@ void TileSum::emit(Emitter &e, Value first, int64_t numVectors) const {
                    /*isWrite=*/true);
   // The block is summed on its own: one large weight would swallow thousands of
   // small ones that are added to it one by one.
-  RegisterTile tile(e, rows.size(), numVectors);
+  RegisterTile tile(e, rows.size(), numVectors, usesBf16Dot(packed));
   Values sums =
       loopOverK(e, firstK, endK, tile.getZeros(), [&](Value k, ValueRange old) {
         Values values;
@@ -462,11 +502,25 @@ void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,
                                Value accumulators, Value group,
                                ArrayRef<Value> decays, OpFoldResult size,
                                std::pair<Value, Value> columns) {
+  auto [begin, end] = columns;
   auto getWeight = [&](int64_t row, Value k) {
     return e.splat(e.load(weights, {e.index(row), k}));
   };
-  TileSum sum{getWeight,     columns.first, columns.second,
-              packed,        accumulators,  getRows(e, group, kGroupRows),
+  auto getPair = [&](int64_t row, Value pair) {
+    return e.splatPair(weights, {e.index(row), e.mul(pair, e.index(2))});
+  };
+  bool arePairs = usesBf16Dot(packed);
+  if (arePairs) {
+    begin = arith::DivUIOp::create(e, begin, e.index(2));
+    end = arith::CeilDivUIOp::create(e, end, e.index(2));
+  }
+  function_ref<Value(int64_t, Value)> single = getWeight, pair = getPair;
+  TileSum sum{arePairs ? pair : single,
+              begin,
+              end,
+              packed,
+              accumulators,
+              getRows(e, group, kGroupRows),
               decays,
               /*isFirst=*/{}};
   forEachVectors(e, size, [&](Value first, int64_t numVectors) {

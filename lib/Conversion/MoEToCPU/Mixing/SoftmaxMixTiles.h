@@ -49,7 +49,8 @@ void packTransposed(Emitter &e, Value source, ArrayRef<Value> rows,
                     Value isReal, Value packed, Value slot);
 
 /// packed[slot, ..] = source[first + slot, ..] for each of `count` slots, 0
-/// behind the last token and where `terms[slot]` is -inf.
+/// behind the last token and where `terms[slot]` is -inf; bf16 may be packed in
+/// pairs of slots, side by side in 32 bits.
 void packRows(Emitter &e, Value source, Value first, int64_t count, Value terms,
               Value packed);
 
@@ -88,7 +89,8 @@ private:
 /// accumulators[group + row, ..] = decays[row] * accumulators[group + row, ..]
 /// + sum_column weights[row, column] * packed[column, ..], for `size` elements
 /// a row (the size of a memref's dim); without decays the factor is 1. Of the
-/// columns, those of [begin, end) are taken: the others' weights are 0.
+/// columns, those of [begin, end) are taken: the others' weights are 0. Where
+/// columns are packed in pairs, weights are bf16.
 void accumulateTile(Emitter &e, Value weights, Value packed, Value accumulators,
                     Value group, ArrayRef<Value> decays, OpFoldResult size,
                     std::pair<Value, Value> columns);
