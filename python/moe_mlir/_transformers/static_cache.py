@@ -72,6 +72,24 @@ def unfit_for_fixed_size(model: Any) -> str | None:
     return None
 
 
+def unfit_for_static_generate(model: Any) -> str | None:
+    """Why `generate` of transformers cannot run a model with a cache of fixed size; None if it can."""
+    if _has_wrong_window_masks(model.config):
+        return "generate makes the mask of full attention for its layers with a window"
+    return unfit_for_fixed_size(model)
+
+
+def _has_wrong_window_masks(config) -> bool:
+    """A fault of transformers for layers that are "hybrid_sliding" (docs/UpstreamFaults.md)."""
+    from transformers import masking_utils
+
+    functions = getattr(masking_utils, "LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING", {})
+    kinds = getattr(config.get_text_config(decoder=True), "layer_types", None) or ()
+    masks = [functions.get(kind) for kind in set(kinds)]
+    return any(mask.get("sliding_attention") is masking_utils.create_causal_mask
+               for mask in masks if isinstance(mask, dict))
+
+
 def caches_of(values: dict) -> list[CacheTensors]:
     return [value for value in values.values() if isinstance(value, CacheTensors)]
 

@@ -15,7 +15,7 @@ from .._native import native
 from .._support.log import warn_user
 from .._torch.core import innermost_transform, pytree
 from .._transformers.names import given_cache, with_cache_name
-from .._transformers.static_cache import caches_of, flatten_caches, unfit_for_fixed_size
+from .._transformers.static_cache import caches_of, flatten_caches, unfit_for_static_generate
 from ..compiler.chips import target_chips
 from ..frontends.export import Module, check_inputs, export
 from ..frontends.trace_errors import TraceFailed
@@ -183,7 +183,7 @@ class CompiledModel:
 
     def _cache_implementation(self) -> str:
         if self._cache_of_generate is None:
-            why = unfit_for_fixed_size(self.model)
+            why = unfit_for_static_generate(self.model)
             if why is not None:
                 _log.info("%s generates with a cache that grows, since one of fixed size does not "
                           "fit it: %s", type(self.model).__name__, why)

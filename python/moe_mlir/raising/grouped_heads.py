@@ -51,11 +51,11 @@ def _pack(graph, node) -> bool:
         seen = None if bias is None else _of_groups(graph, bias, shared, each, node)
         new = call(graph, _ATTENTION, (packed, keys, values, seen, None, arguments.scale, False,
                                        None, False, arguments.precision), node)
-        for position, found, sizes in ((0, outs, [batch, heads, 1, value(values).shape[3]]),
-                                       (1, sums, [batch, heads, 1])):
+        for position, found, dims in ((0, outs, [batch, heads, 1, value(values).shape[3]]),
+                                      (1, sums, [batch, heads, 1])):
             if found:
                 result = call(graph, operator.getitem, (new, position), node)
-                result = call(graph, aten.view.default, (result, sizes), node)
+                result = call(graph, aten.view.default, (result, dims), node)
                 for user in found:
                     user.replace_all_uses_with(result)
     return True

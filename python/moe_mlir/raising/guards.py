@@ -93,7 +93,7 @@ def first_unequal_symbol(program: ExportedProgram,
 
 def _sizes_of(program, tensors):
     """The values of the program's symbols in these tensors; None where they have no such sizes."""
-    values = {}
+    values: dict[sympy.Symbol, int] = {}
     for shape, tensor in zip(input_shapes(program), tensors):
         for size, actual in zip(shape, tensor.shape):
             if not isinstance(size, torch.SymInt):

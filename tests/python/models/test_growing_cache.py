@@ -144,9 +144,10 @@ def test_layers_of_all_kinds(folder):
 
 
 @pytest.mark.drawn(1)
-@pytest.mark.parametrize("folder", ["minimax", "inkling", "switch_transformers"])
+@pytest.mark.parametrize("folder", ["minimax", "inkling", "inkling2", "switch_transformers"])
 def test_generation_of_models_without_a_cache_of_fixed_size(folder):
-    """MiniMax has a cache of its own, Inkling misreads an empty one, Switch has an encoder."""
+    """MiniMax has a cache of its own, Inkling misreads an empty one, Inkling2 gets other masks than
+    it needs, Switch has an encoder."""
     model = tiny_models.build(folder)
     # In a trace, transformers' own encoder makes no mask.
     inputs = dict(decoder_input_ids=ids(2), attention_mask=torch.ones(1, 6).long()) \
