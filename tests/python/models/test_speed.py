@@ -40,6 +40,16 @@ def test_every_way_gives_the_tokens_of_eager(tmp_path, monkeypatch):
     check(WAYS, tmp_path, monkeypatch)
 
 
+def test_a_roomier_cache_is_another_row(capsys):
+    ways = ["eager, grouped_mm", "moe_mlir.compile, packed"]
+    rows = measure("Granite-1B", "f32", 5, 2, 1, _SMALL, ways, room=40)
+    assert {row.model for row in rows} == {"Granite-1B, 1 layer, room for 40"}
+    assert {row.tokens for row in rows} == {"eager's"}
+    with pytest.raises(SystemExit):
+        main(["Granite-1B", "--prompt", "5", "--steps", "2", "--room", "7"])
+    assert "expected --room of at least 8, for the prompt" in capsys.readouterr().err
+
+
 def test_a_way_that_fails_has_a_reason():
     """Of four experts nobody chooses five."""
     sizes = dict(_SMALL, num_experts_per_tok=5)

@@ -56,11 +56,8 @@ class Job:
     steps: int
     rounds: int
     threads: int
+    room: int       # of a cache, in tokens
     folder: str     # for caches and artifacts, one folder a way
-
-    @property
-    def room(self) -> int:
-        return self.prompt + self.steps + 1
 
     def folder_of(self, way: str) -> Path:
         folder = Path(self.folder) / str(WAYS.index(way))
@@ -70,14 +67,20 @@ class Job:
 
 def measure(name: str, dtype: str, prompt: int, steps: int, rounds: int,
             sizes: dict[str, Any] | None = None, ways: Sequence[str] = WAYS, threads: int = 1,
-            log: Callable[[str], object] = lambda text: None) -> list[Row]:
-    """The rows of one model in these ways; `sizes` replace its own."""
+            log: Callable[[str], object] = lambda text: None, room: int | None = None) -> list[Row]:
+    """The rows of one model in these ways; `sizes` replace its own.
+
+    Caches have room for all its tokens, or for `room`.
+    """
     sizes = sizes or {}
     layers = sizes.get("num_hidden_layers")
     label = name if layers is None else f"{name}, {layers} layer{'s' * (layers != 1)}"
+    if room is not None:
+        label += f", room for {room}"
     rows = [Row(label, dtype, way) for way in WAYS if way in ways]
     with tempfile.TemporaryDirectory(prefix="moe-mlir-speed-") as folder:
-        job = Job(name, dtype, sizes, prompt, steps, rounds, threads, folder)
+        job = Job(name, dtype, sizes, prompt, steps, rounds, threads,
+                  prompt + steps + 1 if room is None else room, folder)
         for number, row in enumerate(rows):
             log(f"{name} {dtype}: {row.way}")
             (rows[number],) = _apart(_start, job, [row])
@@ -237,7 +240,7 @@ def _measure(options: argparse.Namespace, arguments: str) -> list[Row]:
         for dtype in options.dtype or DTYPES:
             found = measure(name, dtype, options.prompt, options.steps, options.rounds, sizes,
                             options.way or WAYS, options.threads,
-                            lambda text: print(text, file=sys.stderr, flush=True))
+                            lambda text: print(text, file=sys.stderr, flush=True), options.room)
             rows += [replace(row, arguments=arguments, machine=machine_name()) for row in found]
             if options.json:
                 # After each model, so that an interruption loses one.
@@ -253,6 +256,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--prompt", type=int, default=256, help="tokens (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=16, help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--room", type=int, metavar="TOKENS",
+                        help="that caches have room for (default: as many as there are)")
     parser.add_argument("--layers", type=int, help="fewer layers than the model has")
     parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--way", choices=WAYS, action="append", help="default: all")
@@ -266,6 +271,10 @@ def main(arguments: Sequence[str]) -> int:
     unknown = [name for name in options.names if name not in SIZES]
     if unknown:
         parser.error(f"expected names of {', '.join(SIZES)}, found {', '.join(unknown)}")
+    most = options.prompt + options.steps + 1
+    if options.room is not None and options.room < most:
+        parser.error(f"expected --room of at least {most}, for the prompt, its steps and a first "
+                     f"one, found {options.room}")
     rows = _read(options.read) if options.read else _measure(options, shlex.join(arguments))
     if options.output is None:
         print(table(rows), end="")
