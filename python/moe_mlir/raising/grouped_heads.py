@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 
 from ..graph.arguments import bind_arguments
 from .calls import call
-from .patterns import VIEWS, aten, results
+from .patterns import VIEWS, aten, results, through_idle_slices
 from .reading import is_call, source, value
 
 _ATTENTION = torch.ops.moe.attention.default
@@ -78,7 +78,7 @@ def _shared(node: Node) -> Node | None:
         repeated = source(repeated)
     if not is_call(repeated, aten.expand.default) or value(repeated).dim() != 5:
         return None
-    single = source(repeated)
+    single = through_idle_slices(source(repeated))
     keys = source(single) if is_call(single, aten.unsqueeze.default, *VIEWS) else None
     if keys is None or value(keys).dim() != 4:
         return None

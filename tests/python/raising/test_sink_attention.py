@@ -167,3 +167,26 @@ def test_one_query_reads_shared_keys_where_they_lie():
     module = moe_mlir.export(SharedKeys(), inputs, dynamic_tokens=False)
     assert f"tensor<{B}x2x2x{W}xf32>, tensor<{B}x2x{M}x{W}xf32>" in module.text
     torch.testing.assert_close(moe_mlir.compile(module)(*inputs), SharedKeys()(*inputs))
+
+
+class SharedKeysOfAnyNumber(torch.nn.Module):
+    """As transformers repeats them: of an open number of keys, slices of everything stay."""
+
+    def forward(self, q, k, v, mask, sink):
+        k, v = (x[:, :, None, :, :].expand(B, 2, 2, x.shape[2], x.shape[3])
+                .reshape(B, H, x.shape[2], x.shape[3]) for x in (k, v))
+        return gpt_oss(q, k, v, mask, sink)
+
+
+def test_one_query_reads_any_number_of_shared_keys_where_they_lie():
+    q, k, v, mask, sink = operands(n=1, lowest=-3.0)
+    count = torch.export.Dim("count", min=2)
+    program = torch.export.export(
+        SharedKeysOfAnyNumber(), (q, k[:, :2].clone(), v[:, :2].clone(), mask, sink),
+        dynamic_shapes=({}, {2: count}, {2: count}, {3: count}, {}))
+    module = moe_mlir.export(program)
+    assert f"tensor<{B}x2x2x{W}xf32>, tensor<{B}x2x?x{W}xf32>" in module.text
+    compiled = moe_mlir.compile(module)
+    for m in (M, 70):
+        inputs = (q, k[:, :2, :m], v[:, :2, :m], mask[..., :m], sink)
+        torch.testing.assert_close(compiled(*inputs), SharedKeysOfAnyNumber()(*inputs))
