@@ -1,12 +1,14 @@
 """Writes calls into torch graphs."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import Graph, Node
 
 from .reading import value
+
+Match = TypeVar("Match")
 
 
 def call(graph: Graph, target: Callable[..., Any], args: tuple[Any, ...], like: Node) -> Node:
@@ -21,6 +23,17 @@ def call(graph: Graph, target: Callable[..., Any], args: tuple[Any, ...], like: 
     with fake_mode:
         node.meta[key] = target(*inputs)
     return node
+
+
+def rewrite_matches(graph: Graph, match: Callable[[Node], Match | None],
+                    rewrite: Callable[[Graph, Match], None]) -> int:
+    """Finds what `match` makes of the nodes of a graph, then rewrites all of it; returns how many."""
+    found = [one for one in map(match, graph.nodes) if one is not None]
+    for one in found:
+        rewrite(graph, one)
+    if found:
+        graph.eliminate_dead_code()
+    return len(found)
 
 
 def _fake_mode(node: Node):

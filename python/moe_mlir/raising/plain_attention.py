@@ -12,7 +12,7 @@ import torch
 from torch.fx import Graph, Node
 
 from .. import ops  # noqa: F401  registers torch.ops.moe.*
-from .calls import call
+from .calls import call, rewrite_matches
 from .mixing import scores_of
 from .patterns import aten, exactly, product, same_sizes
 from .reading import dtype, read, value
@@ -34,12 +34,7 @@ class _Plain:
 
 def raise_plain_attention(graph: Graph) -> int:
     """Rewrites the attentions of a graph that writes nothing in place; returns how many."""
-    found = [match for match in map(_match, graph.nodes) if match is not None]
-    for match in found:
-        _raise(graph, match)
-    if found:
-        graph.eliminate_dead_code()
-    return len(found)
+    return rewrite_matches(graph, _match, _raise)
 
 
 def _match(node: Node) -> _Plain | None:

@@ -5,7 +5,7 @@
 Such a graph holds the matrix of tokens by tokens; moe.attention does not. Its log-sum-exp tells
 the share of the sink: the result is attention without it, times sigmoid(lse - sink).
 
-Models write their maximum off first, and cast in between. In 16 bits they round logits and
+Models subtract the largest logit first, and cast in between. In 16 bits they round logits and
 weights, which the op leaves in float32: its result is nearer to the exact one than theirs.
 """
 
@@ -17,7 +17,8 @@ import torch
 from torch.fx import Graph, Node
 
 from .. import ops  # noqa: F401  registers torch.ops.moe.*
-from .calls import call
+from ..ops._check import ACTIVATIONS
+from .calls import call, rewrite_matches
 from .mixing import peel_temperature
 from .patterns import (
     CASTS,
@@ -27,11 +28,10 @@ from .patterns import (
     product,
     same_sizes,
     softmax_input,
-    through,
     users,
 )
 from .plain_attention import untransposed
-from .reading import dtype, item, read, value
+from .reading import dtype, is_call, item, read, source, value
 
 _ADDITIONS = {aten.add.Tensor}
 
@@ -52,12 +52,7 @@ class _WithSink:
 
 def raise_sink_attention(graph: Graph) -> int:
     """Rewrites the attentions of a graph that writes nothing in place; returns how many."""
-    found = [match for match in map(_match, graph.nodes) if match is not None]
-    for match in found:
-        _raise(graph, match)
-    if found:
-        graph.eliminate_dead_code()
-    return len(found)
+    return rewrite_matches(graph, _match, _raise)
 
 
 # ---- matching ----------------------------------------------------------------------
@@ -98,8 +93,10 @@ def _joined_logits(weights: Node) -> tuple[Node, Node] | None:
 
 def _rounded(node: Node) -> Node:
     """The node behind copies and casts of weights, which may be to the type of the values."""
-    while (before := through(exactly(node), CASTS)) is not node:
-        node = before
+    node = exactly(node)
+    # No integers, and none of the 8 bits of a model that quantizes its weights.
+    while is_call(node, *CASTS) and dtype(node) in ACTIVATIONS:
+        node = exactly(source(node))
     return node
 
 
@@ -137,7 +134,7 @@ def _fits(match: _WithSink) -> bool:
         return False
     sizes = value(match.q).shape
     queries = sizes[:3]
-    return (dtype(match.q).is_floating_point and sizes[3] != 0
+    return (dtype(match.q) in ACTIVATIONS and sizes[3] != 0
             and all(_broadcasts(mask, (*queries, _num_keys(match))) for mask in match.masks)
             and _broadcasts(match.sink, (*queries, 1)))
 
@@ -147,9 +144,9 @@ def _num_keys(match):
 
 
 def _broadcasts(node: Node, sizes) -> bool:
-    """Whether a node of floats has the sizes, or 1 where they may be repeated."""
+    """Whether a node that the op may take has the sizes, or 1 where they may be repeated."""
     shape = value(node).shape
-    return dtype(node).is_floating_point and len(shape) == len(sizes) and all(
+    return dtype(node) in ACTIVATIONS and len(shape) == len(sizes) and all(
         str(have) in ("1", str(wanted)) for have, wanted in zip(shape, sizes))
 
 
@@ -167,9 +164,12 @@ def _raise(graph: Graph, match: _WithSink) -> None:
                         False, "ieee"), like)
         out = call(graph, operator.getitem, (results, 0), like)
         lse = call(graph, operator.getitem, (results, 1), like)
+        # A sink of -inf is none. Beside it a query that sees no key has no weights at all: the
+        # difference of two infinities, which is no number, would reach all tokens.
+        sink = call(graph, aten.clamp.default, (
+            _to(graph, match.sink, torch.float32, like), torch.finfo(torch.float32).min), like)
         excess = call(graph, aten.sub.Tensor, (
-            call(graph, aten.unsqueeze.default, (lse, -1), like),
-            _to(graph, match.sink, torch.float32, like)), like)
+            call(graph, aten.unsqueeze.default, (lse, -1), like), sink), like)
         share = call(graph, aten.sigmoid.default, (excess,), like)
         wide = call(graph, aten.mul.Tensor, (_to(graph, out, torch.float32, like), share), like)
         result = _to(graph, wide, dtype(like), like)

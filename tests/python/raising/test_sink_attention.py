@@ -88,7 +88,17 @@ def shared_keys(q, k, v, mask, sink):
     return joined_by(q @ k[:, :1].mT + mask, sink).softmax(-1)[..., :-1] @ v
 
 
-KEPT = [two_sinks, sink_in_front, shifted_along_queries, softmax_over_queries,
+def weights_as_integers(q, k, v, mask, sink):
+    weights = joined_by(q @ k.mT + mask, sink).softmax(-1)[..., :-1]
+    return weights.to(torch.int64).to(v.dtype) @ v
+
+
+def masks_of_64_bits(q, k, v, mask, sink):
+    weights = joined_by(q @ k.mT + mask.double(), sink.double()).softmax(-1)[..., :-1]
+    return weights.to(v.dtype) @ v
+
+
+KEPT = [weights_as_integers, masks_of_64_bits, two_sinks, sink_in_front, shifted_along_queries, softmax_over_queries,
         weights_that_are_read, scaled_masks, shared_keys]
 
 
@@ -144,6 +154,16 @@ def test_any_mask_and_number_of_queries(n, lowest):
     inputs = operands(n=n, lowest=lowest) if n else tuple(
         x[..., :0, :] if i in (0, 3) else x for i, x in enumerate(operands(n=1)))
     assert_exact(moe_mlir.compile(module)(*inputs), gpt_oss, inputs)
+
+
+def test_a_query_that_sees_nothing_beside_no_sink_is_zero():
+    """As of any attention of ours (E6), and not the NaN that would reach all tokens of a next layer."""
+    q, k, v, mask, sink = operands()
+    sink[1] = -math.inf
+    found = moe_mlir.compile(moe_mlir.export(Model(gpt_oss), operands()))(q, k, v, mask, sink)
+    wanted = exact(gpt_oss, q, k, v, mask, sink)
+    wanted[:, 1, N // 2] = 0
+    torch.testing.assert_close(found.double(), wanted, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("attend", KEPT, ids=lambda f: f.__name__)

@@ -211,7 +211,7 @@ Value MixKernel::isVisibleByBias(Value firstQuery, Value group,
       Value biases = e.loadFloats(bias, {row, key}, exists, -kInfinity);
       Value isReal =
           e.compare(arith::CmpFPredicate::UNE, biases, e.negInfinity());
-      lanes = lanes ? arith::OrIOp::create(e, lanes, isReal) : isReal;
+      lanes = e.either(lanes, isReal);
     }
   return e.anyLane(lanes);
 }
@@ -224,11 +224,11 @@ Value MixKernel::findVisibleGroups(Value firstQuery, Value numRows,
   return e
       .loop(e.index(0), numRows, kGroupRows, none,
             [&](Value group, ValueRange any) -> Values {
-              Value visible = isVisibleByBias(firstQuery, group, firstKey);
-              if (Value near = isVisibleByPosition(firstQuery, group, firstKey))
-                visible = arith::AndIOp::create(e, visible, near);
+              Value visible =
+                  e.both(isVisibleByBias(firstQuery, group, firstKey),
+                         isVisibleByPosition(firstQuery, group, firstKey));
               e.store(visible, visibleGroups, {group});
-              return {arith::OrIOp::create(e, any.front(), visible)};
+              return {e.either(any.front(), visible)};
             })
       .front();
 }

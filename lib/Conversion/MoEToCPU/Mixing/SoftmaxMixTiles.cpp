@@ -99,8 +99,7 @@ struct TokenRows {
 
   /// What tells whether a slot counts, and its row.
   std::pair<Value, Value> get(Emitter &e, Value slot) const;
-  static Value load(Emitter &e, Value source, std::pair<Value, Value> row,
-                    Value column);
+  Value load(Emitter &e, std::pair<Value, Value> row, Value column) const;
 };
 } // namespace
 
@@ -112,8 +111,8 @@ std::pair<Value, Value> TokenRows::get(Emitter &e, Value slot) const {
 }
 
 /// A vector of a row in f32, 0 where it does not count.
-Value TokenRows::load(Emitter &e, Value source, std::pair<Value, Value> row,
-                      Value column) {
+Value TokenRows::load(Emitter &e, std::pair<Value, Value> row,
+                      Value column) const {
   Value mask = e.firstLanes(e.sub(e.dim(source, 1), column));
   Value values = e.loadFloats(source, {row.second, column}, mask);
   return e.select(row.first, e.f32(0.0), values);
@@ -142,7 +141,7 @@ void mlir::moe::packRows(Emitter &e, Value source, Value first, int64_t count,
     e.loop(e.index(0), size, e.width, [&](Value column) {
       Values values;
       for (auto token : tokens)
-        values.push_back(TokenRows::load(e, source, token, column));
+        values.push_back(rows.load(e, token, column));
       Value stored = arePairs ? joinPairs(e, values[0], values[1]) : values[0];
       e.storeVector(stored, packed, {packedRow, column});
     });
