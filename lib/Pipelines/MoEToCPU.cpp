@@ -49,6 +49,8 @@ static void buildTilingStage(OpPassManager &manager,
   manager.addPass(createMoESelectKernelConfigPass({options.tileSize}));
   manager.addPass(createMoEConvertToSoftmaxMixPass());
   manager.addPass(createMoESelectKernelConfigPass({options.tileSize}));
+  manager.addNestedPass<func::FuncOp>(createMoEConcatenateInPlacePass());
+  manager.addNestedPass<func::FuncOp>(createMoEKeepReducedDimsPass());
   manager.addPass(createMoEPropagateReshapesPass());
   manager.addPass(createMoEJoinRowsPass());
   // Initial values with one user are made inside its tile.
@@ -62,6 +64,7 @@ static void buildTilingStage(OpPassManager &manager,
   manager.addPass(createMoEDecomposeForCPUPass({options.vectorWidth}));
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
+  manager.addNestedPass<func::FuncOp>(createMoEFuseElementwisePass());
 }
 
 //===----------------------------------------------------------------------===//

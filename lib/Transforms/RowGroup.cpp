@@ -240,6 +240,26 @@ bool RowGroup::miss(Operation *producer, StringRef reason) {
   return false;
 }
 
+/// Whether `op` is elementwise and has few of its `rows` for each of those that
+/// loops cut: the streams of a layer whose weighted sum is taken.
+static bool areFew(Operation *op, ArrayRef<unsigned> rows,
+                   ArrayRef<unsigned> cut) {
+  constexpr int64_t kFewRows = 8;
+  auto elementwise = dyn_cast<linalg::LinalgOp>(op);
+  if (!elementwise || elementwise.getNumReductionLoops() > 0)
+    return false;
+  SmallVector<int64_t> sizes = elementwise.getStaticLoopRanges();
+  int64_t number = 1;
+  for (unsigned dim : rows) {
+    if (llvm::is_contained(cut, dim))
+      continue;
+    if (ShapedType::isDynamic(sizes[dim]) || sizes[dim] > kFewRows / number)
+      return false;
+    number *= sizes[dim];
+  }
+  return true;
+}
+
 bool RowGroup::addProducer(Operation *producer) {
   std::optional<Rows> producerRows;
   SetVector<Operation *> others;
@@ -259,7 +279,9 @@ bool RowGroup::addProducer(Operation *producer) {
   }
   // A mean over rows would otherwise compute all rows that it spans in one
   // tile.
-  if (getRowDims(cast<TilingInterface>(producer)).size() > getNumLoops())
+  Rows ownRows = getRowDims(cast<TilingInterface>(producer));
+  if (ownRows.size() > getNumLoops() &&
+      (needsBoundedTiles || !areFew(producer, ownRows, *producerRows)))
     return miss(producer, "it has more rows to run in parallel");
   if (needsBoundedTiles && !hasBoundedTile(producer, *producerRows))
     return miss(producer, "a tile of it has no bounded size");

@@ -15,6 +15,7 @@
 #include "MoE/Support/Chips.h"
 #include "MoE/Transforms/Passes.h"
 #include "RowGroup.h"
+#include "SliceBroadcasts.h"
 
 #include "mlir/Analysis/SliceAnalysis.h"
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
@@ -497,6 +498,8 @@ private:
           rewriter.eraseOp(producer);
       }
     auto loop = cast<scf::ForallOp>(result->loops.front().getOperation());
+    if (!hasGrid)
+      taken.insert_range(sliceBroadcasts(rewriter, loop));
     eraseDeadOps(rewriter, loop);
     return loop;
   }

@@ -237,3 +237,99 @@ func.func @cuts_rows_that_share_a_matrix(%x: tensor<?x8x256xf32>,
   } -> tensor<?x8x32xf32>
   return %t : tensor<?x8x32xf32>
 }
+
+// -----
+
+// Heads that share keys read them where they lie: no head has a copy.
+
+// CHECK-DAG:   #[[SHARED:.*]] = affine_map<()[s0] -> (s0 floordiv 4)>
+// CHECK-LABEL: func @slices_what_is_broadcast
+// CHECK-SAME:    %[[Q:[^:]*]]: tensor<1x8x?x64xf32>, %[[K:[^:]*]]: tensor<1x2x1x?x64xf32>
+// CHECK-NOT:     linalg.generic
+// CHECK:         scf.forall (%[[HEAD:[^,]*]], %{{[^,]*}}) =
+// CHECK:           %[[OWN:.*]] = affine.apply #[[SHARED]]()[%[[HEAD]]]
+// CHECK:           tensor.extract_slice %[[K]][0, %[[OWN]], 0, 0, 0] [1, 1, 1, %{{.*}}, 64]
+// CHECK-SAME:        to tensor<1x1x?x64xf32>
+// CHECK:           moe.softmax_mix
+#shared = affine_map<(b, g, h, n, d) -> (b, g, 0, n, d)>
+#each = affine_map<(b, g, h, n, d) -> (b, g, h, n, d)>
+func.func @slices_what_is_broadcast(%q: tensor<1x8x?x64xf32>, %k: tensor<1x2x1x?x64xf32>,
+    %mix: tensor<1x8x?x64xf32>, %lse: tensor<1x8x?xf32>, %entropy: tensor<1x8x?xf32>) -> tensor<1x8x?x64xf32> {
+  %c3 = arith.constant 3 : index
+  %n = tensor.dim %k, %c3 : tensor<1x2x1x?x64xf32>
+  %e = tensor.empty(%n) : tensor<1x2x4x?x64xf32>
+  %b = linalg.generic {indexing_maps = [#shared, #each],
+      iterator_types = ["parallel", "parallel", "parallel", "parallel", "parallel"]}
+      ins(%k : tensor<1x2x1x?x64xf32>) outs(%e : tensor<1x2x4x?x64xf32>) {
+  ^bb0(%in: f32, %out: f32):
+    linalg.yield %in : f32
+  } -> tensor<1x2x4x?x64xf32>
+  %keys = tensor.collapse_shape %b [[0], [1, 2], [3], [4]] : tensor<1x2x4x?x64xf32> into tensor<1x8x?x64xf32>
+  %r:3 = moe.softmax_mix ins(%q, %keys : tensor<1x8x?x64xf32>, tensor<1x8x?x64xf32>)
+      values(%keys : tensor<1x8x?x64xf32>)
+      outs(%mix, %lse, %entropy : tensor<1x8x?x64xf32>, tensor<1x8x?xf32>, tensor<1x8x?xf32>)
+      {scale = 1.0, visibility = #moe.visibility<>, precision = #moe.precision<ieee>, with_entropy = true}
+      -> tensor<1x8x?x64xf32>, tensor<1x8x?xf32>, tensor<1x8x?xf32>
+  return %r#0 : tensor<1x8x?x64xf32>
+}
+
+// -----
+
+// What checks its input is no copy that could be left out.
+
+// CHECK-LABEL: func @keeps_checks_of_what_is_broadcast
+// CHECK:         cf.assert
+// CHECK:         scf.forall
+// CHECK:           arith.addi
+#row = affine_map<(n, d) -> (d)>
+#all = affine_map<(n, d) -> (n, d)>
+func.func @keeps_checks_of_what_is_broadcast(%x: tensor<64xi64>, %y: tensor<?x64xi64>, %e: tensor<64xi64>,
+    %out: tensor<?x64xi64>) -> tensor<?x64xi64> {
+  %c8 = arith.constant 8 : i64
+  %a = linalg.generic {indexing_maps = [affine_map<(d) -> (d)>, affine_map<(d) -> (d)>], iterator_types = ["parallel"]}
+      ins(%x : tensor<64xi64>) outs(%e : tensor<64xi64>) {
+  ^bb0(%in: i64, %o: i64):
+    %ok = arith.cmpi slt, %in, %c8 : i64
+    cf.assert %ok, "expected less than 8"
+    linalg.yield %in : i64
+  } -> tensor<64xi64>
+  %b = linalg.generic {indexing_maps = [#row, #all, #all], iterator_types = ["parallel", "parallel"]}
+      ins(%a, %y : tensor<64xi64>, tensor<?x64xi64>) outs(%out : tensor<?x64xi64>) {
+  ^bb0(%i: i64, %j: i64, %o: i64):
+    %0 = arith.addi %i, %j : i64
+    linalg.yield %0 : i64
+  } -> tensor<?x64xi64>
+  return %b : tensor<?x64xi64>
+}
+
+// -----
+
+// What is computed of a few streams of a row is computed where they are summed.
+
+// CHECK-LABEL: func @computes_a_few_rows_where_they_are_summed
+// CHECK:         scf.forall
+// CHECK:           arith.mulf
+// CHECK:           arith.addf
+// CHECK:         scf.forall.in_parallel
+// CHECK-NOT:     scf.forall
+// CHECK:         return
+#streams = affine_map<(n, s, d) -> (n, s, d)>
+#weight = affine_map<(n, s, d) -> (n, s)>
+#sum = affine_map<(n, s, d) -> (n, d)>
+func.func @computes_a_few_rows_where_they_are_summed(%x: tensor<?x4x64xf32>, %w: tensor<?x4xf32>,
+    %e: tensor<?x4x64xf32>, %zeros: tensor<?x64xf32>) -> tensor<?x64xf32> {
+  %y = linalg.generic {indexing_maps = [#streams, #weight, #streams],
+      iterator_types = ["parallel", "parallel", "parallel"]}
+      ins(%x, %w : tensor<?x4x64xf32>, tensor<?x4xf32>) outs(%e : tensor<?x4x64xf32>) {
+  ^bb0(%in: f32, %s: f32, %out: f32):
+    %0 = arith.mulf %in, %s : f32
+    linalg.yield %0 : f32
+  } -> tensor<?x4x64xf32>
+  %s = linalg.generic {indexing_maps = [#streams, #sum], iterator_types = ["parallel", "reduction", "parallel"]}
+      ins(%y : tensor<?x4x64xf32>) outs(%zeros : tensor<?x64xf32>) {
+  ^bb0(%in: f32, %out: f32):
+    %0 = arith.addf %out, %in : f32
+    linalg.yield %0 : f32
+  } -> tensor<?x64xf32>
+  return %s : tensor<?x64xf32>
+}

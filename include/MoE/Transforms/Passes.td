@@ -33,6 +33,24 @@ def MoEApproximateMathPass
   ];
 }
 
+def MoEConcatenateInPlacePass
+    : Pass<"moe-concatenate-in-place", "mlir::func::FuncOp"> {
+  let summary = "Leave a part of a concatenation where it is";
+  let description = [{
+    Matches a `tensor.insert_slice` into an empty tensor of a slice that is put
+    where it comes from, in a tensor of the same shape:
+
+    ```
+    %a = tensor.extract_slice %x[0, 0] [%n, 448] : tensor<?x512xf32> to tensor<?x448xf32>
+    %y = tensor.insert_slice %a into %empty[0, 0] [%n, 448]
+    ```
+
+    `%x` takes the place of `%y`. A model that rotates a part of each head and
+    puts it behind the rest copies the rest no more. Bits do not change.
+  }];
+  let dependentDialects = ["::mlir::tensor::TensorDialect"];
+}
+
 def MoEConvertToSoftmaxMixPass : Pass<"moe-convert-to-softmax-mix"> {
   let summary = "Write every softmax over tokens with moe.softmax_mix";
   let description = [{
@@ -136,6 +154,30 @@ def MoEExpandCopiesPass : Pass<"moe-expand-copies", "mlir::func::FuncOp"> {
     runtime library that compiled code does not link. Bits do not change.
   }];
   let dependentDialects = ["::mlir::linalg::LinalgDialect"];
+}
+
+def MoEFuseElementwisePass
+    : Pass<"moe-fuse-elementwise", "mlir::func::FuncOp"> {
+  let summary = "Compute elementwise ops where their results are read";
+  let description = [{
+    Fuses a `linalg.generic` without reductions into the one that reads its
+    result, if no other op does, and it reads each element once and in order:
+
+    ```
+    %y = linalg.generic ins(%x) outs(%a) { truncf }
+    %z = linalg.generic ins(%y, %w) outs(%b) { extf, mulf }
+    ```
+
+    becomes one op, `ins(%x, %w) outs(%b) { truncf, extf, mulf }`, and a loop
+    that neither writes nor reads `%y`. Inputs whose elements do not lie next to
+    each other stay in an op of their own, so that the rest is still computed on
+    vectors. Bits do not change.
+  }];
+  let options = [
+    Option<"maxInputs", "max-inputs", "unsigned", /*default=*/"8",
+           "inputs of a fused op: LLVM compares as many pointers with that of "
+           "the result before it uses vectors">,
+  ];
 }
 
 def MoEFuseReductionsPass
@@ -266,6 +308,28 @@ def MoEPrivatizeDestinationsPass
     Bits do not change.
   }];
   let dependentDialects = ["::mlir::tensor::TensorDialect"];
+}
+
+def MoEKeepReducedDimsPass
+    : Pass<"moe-keep-reduced-dims", "mlir::func::FuncOp"> {
+  let summary = "Let reductions keep a dim of size 1 where it is added behind";
+  let description = [{
+    Matches a `tensor.expand_shape` that only adds dims of size 1, and is the
+    only user of a `linalg.generic`:
+
+    ```
+    %s = linalg.generic ins(%x : tensor<?x512xf32>) .. -> tensor<?xf32>
+    %k = tensor.expand_shape %s [[0, 1]] : tensor<?xf32> into tensor<?x1xf32>
+    ```
+
+    The op gets a loop of one iteration and the result `tensor<?x1xf32>`; the
+    reshape goes on to its operands of the same shape. The mean of a norm then
+    has the rows of what it sums and of what is divided by it, so that
+    `moe-tile-and-fuse` computes them in one loop. Bits do not change.
+  }];
+  let dependentDialects = [
+    "::mlir::linalg::LinalgDialect", "::mlir::tensor::TensorDialect",
+  ];
 }
 
 def MoELimitStackPass : Pass<"moe-limit-stack", "mlir::func::FuncOp"> {
