@@ -131,6 +131,7 @@ void GroupProduct::multiplyFew() {
 void GroupProduct::multiplyChain(Value k, Value count, Value number,
                                  Value firstRow, int64_t numRows) {
   TileRows tileRows = lhs.get(firstRow, numRows, k, count);
+  Values nextRows = prefetch.getNextRows(tileRows, rows.end);
   e.loop(e.index(0), group.numPanels, 1, [&](Value slot) {
     Panel panel = rhs.get(group, slot, k);
     // Sums come nearer while the tile is multiplied that is added to them.
@@ -142,7 +143,7 @@ void GroupProduct::multiplyChain(Value k, Value count, Value number,
     Value firstBlock =
         e.mul(before, e.index(problem.chains.length / problem.getTileKPack()));
     tile.multiply(panel, tileRows, count, [&](Value packedK) {
-      prefetch.prefetchNextRows(tileRows.rows, k, packedK);
+      prefetch.prefetchRows(nextRows, k, packedK);
       // ks that are gathered have no place before they are read.
       if (!problem.rhs.isMissing)
         prefetch.prefetchNextGroup(group, k, e.add(firstBlock, packedK));

@@ -11,17 +11,26 @@ static int64_t getElementBytes(Value memref) {
   return getElementType(memref).getIntOrFloatBitWidth() / 8;
 }
 
-void ProductPrefetch::prefetchNextRows(ArrayRef<Value> rows, Value k,
-                                       Value packedK) const {
+Values ProductPrefetch::getNextRows(const TileRows &tile, Value endRow) const {
   int64_t tileRows = problem.getTileRows();
-  const ProductLhs &operand = problem.lhs;
-  if (int64_t(rows.size()) < tileRows || !operand.isContiguous ||
-      operand.getRow)
-    return;
+  if (int64_t(tile.rows.size()) < tileRows || !problem.lhs.isContiguous)
+    return {};
+  Values next;
+  for (int64_t i = 0; i < tileRows; ++i) {
+    Value row = e.add(tile.rows.front(), e.index(tileRows + i));
+    // The number of a row is read, and there is none behind the last one.
+    if (problem.lhs.getRow)
+      row = e.minSigned(row, e.sub(endRow, e.index(1)));
+    next.push_back(problem.lhs.getMemrefRow(row));
+  }
+  return next;
+}
+
+void ProductPrefetch::prefetchRows(ArrayRef<Value> lhsRows, Value k,
+                                   Value packedK) const {
   k = e.add(k, e.mul(packedK, e.index(problem.getTileKPack())));
-  for (int64_t i = 0; i < tileRows; ++i)
-    prefetchLine(e, operand.memref,
-                 operand.at(e.add(rows.front(), e.index(tileRows + i)), k),
+  for (Value row : lhsRows)
+    prefetchLine(e, problem.lhs.memref, problem.lhs.at(row, k),
                  lhs.arePacked() ? kSecondCache : kFirstCache);
 }
 
@@ -55,6 +64,9 @@ void ProductPrefetch::prefetchNextGroup(const PanelGroup &group, Value k,
   auto [slot, line] = divide(numLines, lines.inARow * (chainLength / lines.ks));
   Value isAny = e.compare(arith::CmpIPredicate::slt, slot, group.numPanels);
   auto [row, inARow] = divide(line, lines.inARow);
+  // Whole rows of lines need no search for the column of each.
+  if (perBlock % lines.inARow == 0)
+    inARow = e.index(0);
   Value size = e.index(shape.getNumColumns());
   Value first = e.add(group.column, e.mul(slot, size));
   k = e.add(k, e.index(chainLength));

@@ -20,9 +20,12 @@ public:
                   const RhsPanels &rhs)
       : problem(problem), lhs(lhs), rhs(rhs), e(problem.e) {}
 
-  /// Asks for the rows behind those of a full tile, which are far from each
-  /// other: as much of each as a block of packed ks from `packedK` on.
-  void prefetchNextRows(ArrayRef<Value> rows, Value k, Value packedK) const;
+  /// The rows of the left operand behind those of a full tile, up to `endRow`;
+  /// none behind a smaller one.
+  Values getNextRows(const TileRows &tile, Value endRow) const;
+  /// Asks for rows, which are far from each other: as much of each as a block
+  /// of packed ks from `packedK` on.
+  void prefetchRows(ArrayRef<Value> lhsRows, Value k, Value packedK) const;
   /// Asks for lines of what is read next while the block of packed ks `number`
   /// of a chain is multiplied: of the same columns in the chain that follows,
   /// or of the next group's in the first one.
