@@ -18,6 +18,7 @@ import torch
 
 from ._support.log import logger, warn_user
 from ._support.modules import require_module
+from ._transformers.grouped_linear import groups_of
 from .experts.activation_detection import keep_activation
 from .experts.loan import Loan
 from .experts.packed_weight import (
@@ -86,11 +87,26 @@ class PackedLinear(torch.nn.Linear):
 
     def reset_parameters(self) -> None:
         give_back(self)
-        if type(self) is torch.nn.Linear:
+        if not isinstance(self, PackedLinear):
             self.reset_parameters()
             return
         raise RuntimeError("expected a weight that is not packed, found panels; call "
                            "moe_mlir.unpack_linears(model) before it is initialised")
+
+
+class PackedGroupedLinear(PackedLinear):
+    """A layer whose weight is a matrix for each group of features, packed by `pack_linears`."""
+
+    # What the layer is without panels.
+    packed_class: type[torch.nn.Linear]
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        weight = operand_of(self.weight)
+        if not is_packed(weight):
+            return self.packed_class.forward(self, input)
+        # Each group has whole panels.
+        groups = self.n_groups
+        return packed_linear(input, weight, None, self.out_features // groups, groups)
 
 
 def pack_linears(model: torch.nn.Module) -> int:
@@ -101,8 +117,8 @@ def pack_linears(model: torch.nn.Module) -> int:
     layer, sees the weight as it was, at the cost of unpacking it; its `shape` is that of the panels.
 
     Args:
-        model: any module. Layers of type `torch.nn.Linear` are packed, not those of derived
-            classes. Routers, whose names contain "router" or end in "gate", keep their weights,
+        model: any module. Layers of type `torch.nn.Linear` are packed, and DeepSeek-V4's
+            projections by groups, not those of other derived classes. Routers, whose names contain "router" or end in "gate", keep their weights,
             so that they are still recognised.
 
     Returns:
@@ -124,7 +140,7 @@ def unpack_linears(model: torch.nn.Module) -> int:
               or (type(module) is torch.nn.Linear and _packed(module))]
     for module in layers:
         _unpack_weights(module)
-        module.__class__ = torch.nn.Linear
+        _restore_class(module)
     return len(layers)
 
 
@@ -161,8 +177,8 @@ def give_back(model: torch.nn.Module) -> None:
     for weight in lent(model).values():
         _unpack(weight)
     for module in model.modules():
-        if type(module) is PackedLinear and not _packed(module):
-            module.__class__ = torch.nn.Linear
+        if isinstance(module, PackedLinear) and not _packed(module):
+            _restore_class(module)
 
 
 # ---- which layers ------------------------------------------------------------------
@@ -179,11 +195,15 @@ def _why_not(layers: ModelLayers, module, any_implementation: bool) -> str:
                          features="hidden features")
 
 
-def _why_not_linear(layers: ModelLayers, module) -> str:
+def _why_not_linear(layers: ModelLayers, module, groups: int) -> str:
     if reason := layers.why_not_linear(module):
         return reason
+    columns = columns_of_panels()
+    if groups > 1 and module.out_features // groups % columns:
+        return (f"expected a multiple of {columns} outputs a group, the columns of a panel on this "
+                f"CPU, found {module.out_features // groups}")
     return why_no_panels(module.out_features, module.in_features, module.weight.dtype,
-                         columns=columns_of_panels())
+                         columns=columns)
 
 
 # ---- packing -----------------------------------------------------------------------
@@ -207,16 +227,32 @@ def _pack_experts(model, refuse: Callable[[str], None], loan: Loan | None = None
 def _pack_linears(model, refuse: Callable[[str], None], loan: Loan | None = None) -> int:
     layers, packed = ModelLayers(model), 0
     for name, module in model.named_modules():
-        if type(module) not in (torch.nn.Linear, PackedLinear) or is_of_router(name) or \
-                module.in_features == 0 or not _unpacked(module, ["weight"]):
+        groups = module.n_groups if type(module) is PackedGroupedLinear else \
+            1 if type(module) is PackedLinear else groups_of(module)
+        if groups == 0 or is_of_router(name) or module.in_features == 0 or \
+                not _unpacked(module, ["weight"]):
             continue
-        if reason := _why_not_linear(layers, module):
+        if reason := _why_not_linear(layers, module, groups):
             refuse(_refusal(name, module, reason))
             continue
         _pack_weights(module, [("weight", "none")], transposed=False, loan=loan)
-        module.__class__ = PackedLinear
+        if not isinstance(module, PackedLinear):
+            _change_class(module, groups)
         packed += 1
     return packed
+
+
+def _change_class(module, groups):
+    if groups == 1:
+        module.__class__ = PackedLinear
+        return
+    module.packed_class = type(module)
+    module.__class__ = PackedGroupedLinear
+
+
+def _restore_class(module):
+    """That of a layer without panels."""
+    module.__class__ = vars(module).pop("packed_class", torch.nn.Linear)
 
 
 def _refusal(name, module, reason) -> str:

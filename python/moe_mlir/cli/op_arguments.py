@@ -49,6 +49,7 @@ NAMES_OF_OP: dict[tuple[str, str], tuple[str, ...]] = {
     ("attention_posterior", "k"): ("k",),
     ("attention_posterior", "mask"): ("key_mask",),
     ("grouped_topk", "bias"): ("select_bias",),
+    ("packed_linear", "groups"): ("rows",),
     ("packed_linear", "out_features"): (SHAPE,),
     ("quantized_linear", "out_features"): (SHAPE,),
     ("run_quantized_experts", "format_out"): ("format",),

@@ -11,7 +11,7 @@ from ..ops._quantized import columns as columns_of_codes
 from ..ops.grouped_linear import attributes
 from ..ops.quantized_linear import attributes as quantized_attributes
 from ..ops.run_quantized_experts import Quantizations
-from .builder import Value, as_dim
+from .builder import Operand, Value, as_dim
 from .moe import Clauses, _optional
 from .registry import Unsupported, imports
 from .shape import reshape
@@ -39,11 +39,49 @@ def _grouped_linear(context, node, arguments):
 
 @imports(moe.packed_linear.default, implied=("out_features",))
 def _packed_linear(context, node, arguments):
+    if arguments.groups > 1:
+        return _linear_of_groups(context, node, arguments)
+
     def write(clauses, x, offsets):
         clauses.add("ins", x, _panels(context, arguments.w), offsets)
         _add_bias_of_one(context, clauses, arguments.bias)
         _add_attributes(clauses, False, ExpertActivation(), columns(arguments.w.meta["val"]))
     return _only_expert(context, node, arguments, write)
+
+
+def _linear_of_groups(context, node, arguments):
+    """The products of each group of features: their rows are gathered from x."""
+    builder, shape = context.builder, context.shape(node)
+    *leading, groups, out = shape
+    count = as_dim(sympy.Mul(*leading))
+    total = as_dim(sympy.Mul(count, groups))
+    x = _float(context.value(arguments.x))
+    x = reshape(builder, x, (total, x.shape[-1]))
+    tokens, number = builder.index(count), builder.index(groups)
+
+    def row():
+        position = builder.op("linalg.index 0 : index")
+        group = builder.op(f"arith.divui {position}, {tokens} : index")
+        token = builder.op(f"arith.remui {position}, {tokens} : index")
+        first = builder.op(f"arith.muli {token}, {number} : index")
+        at = builder.op(f"arith.addi {first}, {group} : index")
+        return builder.op(f"arith.index_cast {at} : index to i64")
+    rows = builder.map([], (total,), "i64", row)
+    each = builder.op(f"arith.index_cast {tokens} : index to i64")
+    ends = [builder.op(f"arith.muli {each}, {builder.constant(i, 'i64')} : i64")
+            for i in range(groups + 1)]
+    offsets = builder.tensor(
+        f"tensor.from_elements {', '.join(ends)} : tensor<{groups + 1}xi64>", (groups + 1,), "i64")
+    clauses = Clauses(builder)
+    panels = _panels(context, arguments.w)
+    panels = reshape(builder, panels, (groups, panels.shape[1] // groups, *panels.shape[2:]))
+    clauses.add("ins", x, panels, offsets)
+    clauses.add("rows", rows)
+    _add_attributes(clauses, False, ExpertActivation(), columns(arguments.w.meta["val"]))
+    (y,) = clauses.write("grouped_linear", ((total, out), x.element))
+    y = reshape(builder, y, (groups, *leading, out))
+    order = (len(leading), *range(len(leading)), len(leading) + 1)
+    return Operand(y, order, tuple(shape))
 
 
 @imports(moe.quantized_linear.default, implied=("out_features",))

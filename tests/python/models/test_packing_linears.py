@@ -10,7 +10,7 @@ from test_packing import IDS, check_artifact
 import moe_mlir
 import moe_mlir.hf
 from moe_mlir.ops.packed_linear import packed_linear
-from moe_mlir.packing import PackedLinear
+from moe_mlir.packing import PackedGroupedLinear, PackedLinear
 from moe_mlir.weights.model_layers import _READERS
 from moe_mlir_bench.models import FAMILIES
 
@@ -218,4 +218,86 @@ def test_wrong_calls(change, message):
     moe_mlir.pack_linears(layer)
     arguments = dict(x=torch.zeros(2, 64), w=layer.weight, bias=None, out_features=96)
     with pytest.raises((ValueError, TypeError), match=message):
+        packed_linear(**{**arguments, **change})
+
+
+# ---- a matrix for each group of features -------------------------------------------
+
+GROUPS = 4
+
+
+def grouped_layer(width=96, out=256, dtype=torch.float32):
+    v4 = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
+    return v4.DeepseekV4GroupedLinear(width, out, GROUPS).to(dtype)
+
+
+@torch.no_grad()
+@pytest.mark.drawn(6)
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("rows", [(), (1,), (7,), (2, 5), (0,), (40,)], ids=str)
+def test_groups_are_within_rounding_of_float64(dtype, rows):
+    torch.manual_seed(0)
+    layer, x = grouped_layer(dtype=dtype), torch.randn(*rows, GROUPS, 96, dtype=dtype)
+    matrices = layer.weight.double().view(GROUPS, -1, 96)
+    expected = torch.einsum("...gi,goi->...go", x.double(), matrices)
+    assert moe_mlir.pack_linears(layer) == 1 and type(layer) is PackedGroupedLinear
+    found = layer(x)
+    assert found.dtype == dtype and found.shape == expected.shape
+    torch.testing.assert_close(found.double(), expected, rtol=TOLERANCES[dtype],
+                               atol=TOLERANCES[dtype])
+    strided = torch.stack([x, x], -1)[..., 0]
+    assert torch.equal(layer(strided), found)
+    if rows and rows[0] > 1:
+        assert torch.equal(layer(x[1:]), found[1:])
+
+
+def test_groups_are_compiled_copied_and_given_back():
+    model, x = torch.nn.Sequential(grouped_layer()).eval(), torch.randn(5, GROUPS, 96)
+    kind, weight = type(model[0]), model[0].weight.detach().clone()
+    expected, doubled = model(x), torch.cat([x, x])
+    compiled = moe_mlir.compile(model, (x,))
+    assert type(model[0]) is PackedGroupedLinear and "packed = " in compiled.module.text
+    torch.testing.assert_close(compiled(x), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(compiled(doubled), model(doubled), rtol=0, atol=0)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other(x), model(x))
+    # What is trained has its weights.
+    model(x).sum().backward()
+    assert model[0].weight.grad.shape == weight.shape
+    moe_mlir.unpack_linears(model)
+    assert torch.equal(model[0].weight, weight)
+    moe_mlir.pack_linears(model)
+    assert moe_mlir.unpack_linears(model) == 1 and type(model[0]) is kind
+    assert torch.equal(model[0].weight, weight)
+
+
+def test_the_gradient_of_groups_is_that_of_x():
+    layer, x = grouped_layer(), torch.randn(3, GROUPS, 96, requires_grad=True)
+    dy = torch.randn(3, GROUPS, 64)
+    (expected,) = torch.autograd.grad(layer(x), x, dy)
+    moe_mlir.pack_linears(layer)
+    (found,) = torch.autograd.grad(layer(x), x, dy)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_groups_narrower_than_a_panel_stay_as_they_are():
+    layer = grouped_layer(out=GROUPS * 24)
+    with pytest.warns(UserWarning, match="expected a multiple of .* outputs a group"):
+        assert moe_mlir.pack_linears(layer) == 0
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (dict(x=torch.zeros(2, 3, 96)), "expected x .* for 4 groups"),
+    (dict(x=torch.zeros(96)), "expected x .* for 4 groups"),
+    (dict(bias=torch.zeros(64)), "expected no bias"),
+    (dict(groups=0), "expected at least 1 group"),
+    (dict(out_features=128), "4 times 128 of y"),
+    (dict(x=torch.zeros(2, GROUPS, 94)), "of panels for 94 features"),
+])
+def test_wrong_calls_of_groups(change, message):
+    layer = grouped_layer()
+    moe_mlir.pack_linears(layer)
+    arguments = dict(x=torch.zeros(2, GROUPS, 96), w=layer.weight, bias=None, out_features=64,
+                     groups=GROUPS)
+    with pytest.raises(ValueError, match=message):
         packed_linear(**{**arguments, **change})
