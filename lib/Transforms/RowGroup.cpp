@@ -279,9 +279,9 @@ bool RowGroup::addProducer(Operation *producer) {
   }
   // A mean over rows would otherwise compute all rows that it spans in one
   // tile.
-  Rows ownRows = getRowDims(cast<TilingInterface>(producer));
-  if (ownRows.size() > getNumLoops() &&
-      (needsBoundedTiles || !areFew(producer, ownRows, *producerRows)))
+  Rows all = getRowDims(cast<TilingInterface>(producer));
+  if (all.size() > getNumLoops() &&
+      (needsBoundedTiles || !areFew(producer, all, *producerRows)))
     return miss(producer, "it has more rows to run in parallel");
   if (needsBoundedTiles && !hasBoundedTile(producer, *producerRows))
     return miss(producer, "a tile of it has no bounded size");
