@@ -30,7 +30,9 @@ using namespace mlir;
 
 /// The dims that `op` adds; nothing unless it only adds dims of size 1.
 static std::optional<SmallVector<bool>> getAddedDims(tensor::ExpandShapeOp op) {
-  SmallVector<bool> added(op.getResultType().getRank(), false);
+  // All of them where the reshape starts with a scalar.
+  SmallVector<bool> added(op.getResultType().getRank(),
+                          op.getSrcType().getRank() == 0);
   for (auto [dim, group] : llvm::enumerate(op.getReassociationIndices())) {
     // The dim itself is the first that may have its size.
     int64_t size = op.getSrcType().getDimSize(dim);

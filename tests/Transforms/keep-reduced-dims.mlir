@@ -118,3 +118,29 @@ func.func @keeps_others(%x: tensor<4x8xf32>, %w: tensor<2x8xf32>, %start: tensor
   %3 = tensor.expand_shape %u [[0, 1]] output_shape [2, 2] : tensor<4xf32> into tensor<2x2xf32>
   return %0, %1, %2, %t, %3 : tensor<4x1x2xf32>, tensor<4x1xf32>, tensor<4x1xf32>, tensor<4xf32>, tensor<2x2xf32>
 }
+
+// -----
+
+// A sum of all elements has dims of size 1 only.
+
+// CHECK-DAG:   #[[READ:.*]] = affine_map<(d0, d1, d2, d3) -> (d2, d3)>
+// CHECK-DAG:   #[[SUM:.*]] = affine_map<(d0, d1, d2, d3) -> (d0, d1)>
+// CHECK-LABEL: func @keeps_the_dims_of_a_scalar
+// CHECK:         linalg.generic {indexing_maps = [#[[READ]], #[[SUM]]]
+// CHECK-SAME:      iterator_types = ["parallel", "parallel", "reduction", "reduction"]}
+// CHECK-NOT:     tensor.expand_shape
+#read = affine_map<(d0, d1) -> (d0, d1)>
+#sum = affine_map<(d0, d1) -> ()>
+func.func @keeps_the_dims_of_a_scalar(%x: tensor<4x8xf32>) -> tensor<1x1xf32> {
+  %zero = arith.constant 0.0 : f32
+  %e = tensor.empty() : tensor<f32>
+  %zeros = linalg.fill ins(%zero : f32) outs(%e : tensor<f32>) -> tensor<f32>
+  %s = linalg.generic {indexing_maps = [#read, #sum], iterator_types = ["reduction", "reduction"]}
+      ins(%x : tensor<4x8xf32>) outs(%zeros : tensor<f32>) {
+  ^bb0(%in: f32, %o: f32):
+    %0 = arith.addf %o, %in : f32
+    linalg.yield %0 : f32
+  } -> tensor<f32>
+  %k = tensor.expand_shape %s [] output_shape [1, 1] : tensor<f32> into tensor<1x1xf32>
+  return %k : tensor<1x1xf32>
+}
