@@ -220,11 +220,15 @@ def score_of(node: Node) -> tuple[str, Node] | None:
 
 def score_above(node: Node, user: Node) -> tuple[str, Node] | None:
     """(name, result) of the score of the node that a user of it is, or begins; a softmax is
-    `softmax_of`'s."""
+    `softmax_of`'s. None of two ops between which 16 bits are rounded."""
     for candidate in (user, *users(user)):
         found = score_of(candidate)
-        if found is not None and found[0] != "softmax" and found[1] is node:
-            return found[0], candidate
+        if found is None or found[0] == "softmax" or found[1] is not node:
+            continue
+        # The op rounds once; code that goes on in more bits would tell.
+        if candidate is not user and dtype(user).itemsize < 4:
+            return None
+        return found[0], candidate
     return None
 
 

@@ -39,6 +39,9 @@ OVERLOOKED = {
                              "m = m.view(N, 1, GROUPS).expand(N, E // GROUPS, GROUPS)\n"
                              "c = c.masked_fill(m.reshape(N, E) == 0, 0.0); w, i = c.topk(2)",
     "an argmax of equal probabilities": "p = F.softmax(z * 1e-9, -1)\nw, i = p.max(-1)",
+    "two rounded scores in more bits": "z = z.bfloat16(); v, i = z.topk(3)\n"
+                                       "w = F.softplus(v).sqrt()\n"
+                                       "w = w / w.sum(-1, True, dtype=torch.float64)",
     "a triangle of another shape": "L2 = torch.ones(2 * N, N // 2, dtype=torch.bool).triu(1)\n"
                                    "s = (z @ z.t()).masked_fill(L2.view(N, N), -INF)\n"
                                    "p = F.softmax(s, -1) @ F.softmax(z, -1); w, i = p.topk(2)",
