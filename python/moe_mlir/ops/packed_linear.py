@@ -87,7 +87,7 @@ def _run(x, w, bias, out, groups=1):
     if not has_kernel(x, w, bias):
         matrices = _matrices(w, out, x.shape[-1], groups)
         if len(matrices) > 1:
-            return torch.einsum("...gi,goi->...go", x, matrices)
+            return torch.einsum("...gi,goi->...go", x, matrices).contiguous()
         return torch.nn.functional.linear(x, matrices[0], bias)
     if groups > 1:
         return _run_groups(x, w, out)
@@ -106,7 +106,7 @@ def _run_groups(x, w, out):
     panels = contiguous(w.detach()).view(groups, -1, *w.shape[2:])
     (y,) = run(contiguous(x).view(-1, width), panels, torch.arange(groups + 1) * count,
                torch.arange(count * groups).view(count, groups).T.reshape(-1))
-    return y.view(groups, count, out).transpose(0, 1).reshape(*x.shape[:-1], out)
+    return y.view(groups, count, out).transpose(0, 1).contiguous().view(*x.shape[:-1], out)
 
 
 def _fake(x, w, bias, out, groups=1):
@@ -144,7 +144,7 @@ _op = define(
 def _gradient(dy, w, width, groups=1):
     matrices = _matrices(w, dy.shape[-1], width, groups)
     if len(matrices) > 1:
-        return torch.einsum("...go,goi->...gi", dy, matrices)
+        return torch.einsum("...go,goi->...gi", dy, matrices).contiguous()
     # The order of sums in torch's product follows the strides.
     return contiguous(dy) @ matrices[0]
 
