@@ -72,6 +72,15 @@ static bool isReadOnce(linalg::GenericOp op, OpOperand *operand) {
   });
 }
 
+/// Whether fusing the ops neither changes a product nor makes one of a sum.
+/// Kernels of products round a product and its sum once, and add in an order of
+/// their own.
+static bool keepsProducts(linalg::GenericOp producer,
+                          linalg::GenericOp consumer) {
+  return consumer.getNumReductionLoops() == 0 ||
+         (consumer.getNumDpsInputs() == 1 && producer.getNumDpsInputs() == 1);
+}
+
 static bool isFusable(OpOperand *operand, unsigned maxInputs) {
   auto consumer = cast<linalg::GenericOp>(operand->getOwner());
   auto producer = operand->get().getDefiningOp<linalg::GenericOp>();
@@ -79,7 +88,8 @@ static bool isFusable(OpOperand *operand, unsigned maxInputs) {
   // is not in order.
   return producer && producer->hasOneUse() && isElementwise(producer) &&
          producer->getBlock() == consumer->getBlock() &&
-         isReadOnce(consumer, operand) && isReadInOrder(consumer, operand) &&
+         keepsProducts(producer, consumer) && isReadOnce(consumer, operand) &&
+         isReadInOrder(consumer, operand) &&
          llvm::all_of(producer.getDpsInputOperands(),
                       [&](OpOperand *input) {
                         return isReadInOrder(producer, input);

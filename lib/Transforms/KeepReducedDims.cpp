@@ -16,6 +16,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "MoE/Transforms/Passes.h"
+#include "MoE/Transforms/Transforms.h"
 
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
@@ -51,11 +52,13 @@ static std::optional<SmallVector<bool>> getAddedDims(tensor::ExpandShapeOp op) {
   return added;
 }
 
-/// The op that computes `value` for one user.
+/// The op that computes `value` for one user, and that may move to it: checks
+/// stay where they are.
 static linalg::GenericOp getOwnProducer(Value value) {
   auto op = value.getDefiningOp<linalg::GenericOp>();
   bool isOwn = op && op->hasOneUse() && op.getNumResults() == 1 &&
-               op.hasPureTensorSemantics() && !op.hasIndexSemantics();
+               op.hasPureTensorSemantics() && !op.hasIndexSemantics() &&
+               !moe::hasEffectsInBody(op);
   return isOwn ? op : linalg::GenericOp();
 }
 
@@ -186,7 +189,6 @@ private:
         !op.getMatchingBlockArgument(op.getDpsInitOperand(0)).use_empty();
     if (isRead && !fill)
       return nullptr;
-    rewriter.setInsertionPoint(expand);
     Value empty = tensor::EmptyOp::create(rewriter, op.getLoc(),
                                           expand.getMixedOutputShape(),
                                           getElementTypeOrSelf(init.getType()));

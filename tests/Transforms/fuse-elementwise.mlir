@@ -179,3 +179,56 @@ func.func @keeps_checks(%x: tensor<8xi64>, %e: tensor<8xi64>, %o: tensor<8xi64>)
   } -> tensor<8xi64>
   return %b : tensor<8xi64>
 }
+
+// -----
+
+// A product keeps its operands, also where one row of a weight reads each
+// element once; and a sum of products does not become one.
+
+// CHECK-LABEL: func @neither_changes_nor_makes_products
+// CHECK:         linalg.generic {{.*}} iterator_types = ["parallel", "parallel"]
+// CHECK:           arith.negf
+// CHECK:         linalg.generic {{.*}} iterator_types = ["parallel", "parallel", "reduction"]
+// CHECK:           arith.mulf
+// CHECK-NEXT:      arith.addf
+// CHECK:         linalg.generic {{.*}} iterator_types = ["parallel", "parallel", "parallel"]
+// CHECK:           arith.mulf
+// CHECK-NEXT:      linalg.yield
+// CHECK:         linalg.generic {{.*}} iterator_types = ["parallel", "reduction", "parallel"]
+// CHECK-NEXT:    ^bb0
+// CHECK-NEXT:      arith.addf
+#id = affine_map<(d0, d1) -> (d0, d1)>
+#lhs = affine_map<(d0, d1, d2) -> (d0, d2)>
+#rhs = affine_map<(d0, d1, d2) -> (d1, d2)>
+#out = affine_map<(d0, d1, d2) -> (d0, d1)>
+#streams = affine_map<(d0, d1, d2) -> (d0, d1, d2)>
+func.func @neither_changes_nor_makes_products(%x: tensor<4x8xf32>, %w: tensor<1x8xf32>, %e: tensor<4x8xf32>,
+    %y: tensor<4x2x8xf32>, %s: tensor<4x2xf32>, %e3: tensor<4x2x8xf32>, %z1: tensor<4x1xf32>, %z2: tensor<4x8xf32>)
+    -> (tensor<4x1xf32>, tensor<4x8xf32>) {
+  %a = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel", "parallel"]}
+      ins(%x : tensor<4x8xf32>) outs(%e : tensor<4x8xf32>) {
+  ^bb0(%in: f32, %o: f32):
+    %0 = arith.negf %in : f32
+    linalg.yield %0 : f32
+  } -> tensor<4x8xf32>
+  %p = linalg.generic {indexing_maps = [#lhs, #rhs, #out], iterator_types = ["parallel", "parallel", "reduction"]}
+      ins(%a, %w : tensor<4x8xf32>, tensor<1x8xf32>) outs(%z1 : tensor<4x1xf32>) {
+  ^bb0(%l: f32, %r: f32, %o: f32):
+    %0 = arith.mulf %l, %r : f32
+    %1 = arith.addf %o, %0 : f32
+    linalg.yield %1 : f32
+  } -> tensor<4x1xf32>
+  %m = linalg.generic {indexing_maps = [#streams, #out, #streams], iterator_types = ["parallel", "parallel", "parallel"]}
+      ins(%y, %s : tensor<4x2x8xf32>, tensor<4x2xf32>) outs(%e3 : tensor<4x2x8xf32>) {
+  ^bb0(%l: f32, %r: f32, %o: f32):
+    %0 = arith.mulf %l, %r : f32
+    linalg.yield %0 : f32
+  } -> tensor<4x2x8xf32>
+  %t = linalg.generic {indexing_maps = [#streams, #lhs], iterator_types = ["parallel", "reduction", "parallel"]}
+      ins(%m : tensor<4x2x8xf32>) outs(%z2 : tensor<4x8xf32>) {
+  ^bb0(%in: f32, %o: f32):
+    %0 = arith.addf %o, %in : f32
+    linalg.yield %0 : f32
+  } -> tensor<4x8xf32>
+  return %p, %t : tensor<4x1xf32>, tensor<4x8xf32>
+}

@@ -144,3 +144,35 @@ func.func @keeps_the_dims_of_a_scalar(%x: tensor<4x8xf32>) -> tensor<1x1xf32> {
   %k = tensor.expand_shape %s [] output_shape [1, 1] : tensor<f32> into tensor<1x1xf32>
   return %k : tensor<1x1xf32>
 }
+
+// -----
+
+// A check stays where it is, in front of what is written behind it.
+
+// CHECK-LABEL: func @keeps_checks
+// CHECK:         linalg.generic
+// CHECK:           cf.assert
+// CHECK:         tensor.expand_shape
+#id = affine_map<(d0) -> (d0)>
+#read = affine_map<(d0, d1) -> (d0, d1)>
+#sum = affine_map<(d0, d1) -> (d0)>
+func.func @keeps_checks(%x: tensor<4x8xi64>) -> tensor<4x1xi64> {
+  %zero = arith.constant 0 : i64
+  %e = tensor.empty() : tensor<4xi64>
+  %zeros = linalg.fill ins(%zero : i64) outs(%e : tensor<4xi64>) -> tensor<4xi64>
+  %s = linalg.generic {indexing_maps = [#read, #sum], iterator_types = ["parallel", "reduction"]}
+      ins(%x : tensor<4x8xi64>) outs(%zeros : tensor<4xi64>) {
+  ^bb0(%in: i64, %o: i64):
+    %0 = arith.addi %o, %in : i64
+    linalg.yield %0 : i64
+  } -> tensor<4xi64>
+  %c = linalg.generic {indexing_maps = [#id, #id], iterator_types = ["parallel"]}
+      ins(%s : tensor<4xi64>) outs(%e : tensor<4xi64>) {
+  ^bb0(%in: i64, %o: i64):
+    %ok = arith.cmpi sge, %in, %zero : i64
+    cf.assert %ok, "expected no negative sum"
+    linalg.yield %in : i64
+  } -> tensor<4xi64>
+  %k = tensor.expand_shape %c [[0, 1]] output_shape [4, 1] : tensor<4xi64> into tensor<4x1xi64>
+  return %k : tensor<4x1xi64>
+}

@@ -171,7 +171,9 @@ def MoEFuseElementwisePass
     becomes one op, `ins(%x, %w) outs(%b) { truncf, extf, mulf }`, and a loop
     that neither writes nor reads `%y`. Inputs whose elements do not lie next to
     each other stay in an op of their own, so that the rest is still computed on
-    vectors. Bits do not change.
+    vectors. A sum takes what is computed of one tensor, such as squares: with
+    two it would be a product, whose kernel rounds in another way. Bits do not
+    change.
   }];
   let options = [
     Option<"maxInputs", "max-inputs", "unsigned", /*default=*/"8",
