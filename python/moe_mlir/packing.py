@@ -136,8 +136,9 @@ def pack_linears(model: torch.nn.Module) -> int:
 def unpack_linears(model: torch.nn.Module) -> int:
     """Gives the layers that `pack_linears` packed their weights back; returns their number."""
     require_module(model)
+    # An exception may have left a weight packed whose layer is not.
     layers = [module for module in model.modules() if isinstance(module, PackedLinear)
-              or (type(module) is torch.nn.Linear and _packed(module))]
+              or (groups_of(module) > 0 and _packed(module))]
     for module in layers:
         _unpack_weights(module)
         _restore_class(module)
@@ -227,8 +228,7 @@ def _pack_experts(model, refuse: Callable[[str], None], loan: Loan | None = None
 def _pack_linears(model, refuse: Callable[[str], None], loan: Loan | None = None) -> int:
     layers, packed = ModelLayers(model), 0
     for name, module in model.named_modules():
-        groups = module.n_groups if type(module) is PackedGroupedLinear else \
-            1 if type(module) is PackedLinear else groups_of(module)
+        groups = _groups(module)
         if groups == 0 or is_of_router(name) or module.in_features == 0 or \
                 not _unpacked(module, ["weight"]):
             continue
@@ -242,6 +242,13 @@ def _pack_linears(model, refuse: Callable[[str], None], loan: Loan | None = None
     return packed
 
 
+def _groups(module) -> int:
+    """Those of a linear layer, packed or not; 0 of any other module."""
+    if type(module) is PackedGroupedLinear:
+        return module.n_groups
+    return 1 if type(module) is PackedLinear else groups_of(module)
+
+
 def _change_class(module, groups):
     if groups == 1:
         module.__class__ = PackedLinear
@@ -252,7 +259,9 @@ def _change_class(module, groups):
 
 def _restore_class(module):
     """That of a layer without panels."""
-    module.__class__ = vars(module).pop("packed_class", torch.nn.Linear)
+    kind = vars(module).pop("packed_class", torch.nn.Linear)
+    if isinstance(module, PackedLinear):
+        module.__class__ = kind
 
 
 def _refusal(name, module, reason) -> str:

@@ -275,6 +275,21 @@ def test_groups_are_compiled_copied_and_given_back():
     assert torch.equal(model[0].weight, weight)
 
 
+@pytest.mark.parametrize("make", [grouped_layer, lambda: torch.nn.Linear(96, 256)],
+                         ids=["groups", "linear"])
+def test_packing_that_was_interrupted_is_undone(make, monkeypatch):
+    layer = make()
+    kind, weight = type(layer), layer.weight.detach().clone()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+    monkeypatch.setattr("moe_mlir.packing._change_class", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        moe_mlir.pack_linears(layer)
+    assert moe_mlir.unpack_linears(layer) == 1 and type(layer) is kind
+    assert torch.equal(layer.weight, weight) and type(layer.weight) is torch.nn.Parameter
+
+
 def test_the_gradient_of_groups_is_that_of_x():
     layer, x = grouped_layer(), torch.randn(3, GROUPS, 96, requires_grad=True)
     dy = torch.randn(3, GROUPS, 64)
