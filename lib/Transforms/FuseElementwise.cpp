@@ -42,10 +42,12 @@ static bool isReadInOrder(linalg::GenericOp op, OpOperand *operand) {
 }
 
 /// Whether the body only computes, element by element: it asks for no index,
-/// and loads from no tensor.
+/// loads from no tensor, and reads no output (as a sum over a dim of size 1
+/// does).
 static bool isElementwise(linalg::GenericOp op) {
   return op.getNumResults() == 1 && op.getNumLoops() > 0 &&
          op.getNumLoops() == op.getNumParallelLoops() &&
+         !op.payloadUsesValueFromOperand(op.getDpsInitOperand(0)) &&
          llvm::all_of(op.getBody()->without_terminator(),
                       [](Operation &nested) {
                         return OpTrait::hasElementwiseMappableTraits(&nested);

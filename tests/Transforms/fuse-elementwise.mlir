@@ -232,3 +232,40 @@ func.func @neither_changes_nor_makes_products(%x: tensor<4x8xf32>, %w: tensor<1x
   } -> tensor<4x8xf32>
   return %p, %t : tensor<4x1xf32>, tensor<4x8xf32>
 }
+
+// -----
+
+// An op that adds to the elements of its output (a sum over a dim of size 1)
+// reads them too; it is no producer, and stays a reader.
+
+// CHECK-LABEL: func @what_adds_to_its_output_stays
+// CHECK:         %[[SUM:.*]] = linalg.generic
+// CHECK-SAME:      ins(%{{.*}} : tensor<8xi64>) outs(%{{.*}} : tensor<8xi64>)
+// CHECK:           arith.muli
+// CHECK-NEXT:      arith.addi
+// CHECK:         linalg.generic
+// CHECK-SAME:      ins(%[[SUM]] : tensor<8xi64>)
+// CHECK:           arith.negf
+#v = affine_map<(d0) -> (d0)>
+func.func @what_adds_to_its_output_stays(%x: tensor<8xi64>, %z: tensor<8xi64>, %e: tensor<8xf32>) -> tensor<8xf32> {
+  %square = linalg.generic {indexing_maps = [#v, #v], iterator_types = ["parallel"]}
+      ins(%x : tensor<8xi64>) outs(%z : tensor<8xi64>) {
+  ^bb0(%in: i64, %out: i64):
+    %0 = arith.muli %in, %in : i64
+    linalg.yield %0 : i64
+  } -> tensor<8xi64>
+  %sum = linalg.generic {indexing_maps = [#v, #v], iterator_types = ["parallel"]}
+      ins(%square : tensor<8xi64>) outs(%z : tensor<8xi64>) {
+  ^bb0(%in: i64, %out: i64):
+    %0 = arith.addi %out, %in : i64
+    linalg.yield %0 : i64
+  } -> tensor<8xi64>
+  %float = linalg.generic {indexing_maps = [#v, #v], iterator_types = ["parallel"]}
+      ins(%sum : tensor<8xi64>) outs(%e : tensor<8xf32>) {
+  ^bb0(%in: i64, %out: f32):
+    %0 = arith.sitofp %in : i64 to f32
+    %1 = arith.negf %0 : f32
+    linalg.yield %1 : f32
+  } -> tensor<8xf32>
+  return %float : tensor<8xf32>
+}
