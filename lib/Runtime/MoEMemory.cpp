@@ -82,7 +82,9 @@ public:
 private:
   /// Smaller ones are malloc's own, which keeps them without our help.
   static constexpr size_t kFewestBytes = size_t(1) << 17;
-  static constexpr size_t kMostBytes = size_t(1) << 28;
+  /// More than a prompt of 256 tokens asks a large model for. With less, each
+  /// block goes before its size is asked for again, as all are in turns.
+  static constexpr size_t kMostBytes = size_t(1) << 29;
 
   Block *unlink(Block *&link) {
     Block *block = link;
