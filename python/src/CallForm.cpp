@@ -43,7 +43,7 @@ bool TorchTypes::borrow(PyObject *object, dlpack::Tensor &tensor) const {
 
 bool moe::isNegated(PyObject *tensor) {
   static PyObject *const name = PyUnicode_InternFromString("is_neg");
-  PyObject *result = PyObject_CallMethodNoArgs(tensor, name);
+  PyObject *result = PyObject_CallMethodObjArgs(tensor, name, nullptr);
   PyErr_Clear();
   Py_XDECREF(result);
   return result != Py_False;
@@ -103,7 +103,7 @@ bool CallForm::addValue(PyObject *value) {
            !overflow;
   }
   if (PyFloat_CheckExact(value)) {
-    double number = PyFloat_AS_DOUBLE(value);
+    double number = PyFloat_AsDouble(value);
     int64_t bits;
     std::memcpy(&bits, &number, sizeof(bits));
     return add(Kind::Float, bits);

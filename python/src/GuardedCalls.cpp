@@ -66,8 +66,8 @@ enum Mark : int64_t { Part = 1 << 16, Dict, List, Device, Counter };
 } // namespace
 
 bool GuardedCalls::Form::read(PyObject *arguments, PyObject *keywords) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arguments); ++i)
-    if (!add(PyTuple_GET_ITEM(arguments, i)))
+  for (Py_ssize_t i = 0; i < PyTuple_Size(arguments); ++i)
+    if (!add(PyTuple_GetItem(arguments, i)))
       return false;
   PyObject *name, *value;
   for (Py_ssize_t next = 0; PyDict_Next(keywords, &next, &name, &value);)
@@ -97,7 +97,7 @@ bool GuardedCalls::Form::addPart(PyObject *object, const PartKind &kind) {
   PyObject *attributes = attributesOf(object);
   if (!attributes || !addWord(Mark::Part) ||
       !addWord(reinterpret_cast<int64_t>(kind.type.ptr())) ||
-      !addWord(PyDict_GET_SIZE(attributes)))
+      !addWord(PyDict_Size(attributes)))
     return false;
   PyObject *name, *value;
   for (Py_ssize_t next = 0; PyDict_Next(attributes, &next, &name, &value);) {
@@ -129,15 +129,15 @@ bool GuardedCalls::Form::addInside(PyObject *value) {
   if (const PartKind *kind = kindOf(value))
     return addPart(value, *kind);
   if (PyList_CheckExact(value)) {
-    if (!addWord(Mark::List) || !addWord(PyList_GET_SIZE(value)))
+    if (!addWord(Mark::List) || !addWord(PyList_Size(value)))
       return false;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i)
-      if (!addInside(PyList_GET_ITEM(value, i)))
+    for (Py_ssize_t i = 0; i < PyList_Size(value); ++i)
+      if (!addInside(PyList_GetItem(value, i)))
         return false;
     return true;
   }
   if (PyDict_CheckExact(value)) {
-    if (!addWord(Mark::Dict) || !addWord(PyDict_GET_SIZE(value)))
+    if (!addWord(Mark::Dict) || !addWord(PyDict_Size(value)))
       return false;
     PyObject *key, *inner;
     for (Py_ssize_t next = 0; PyDict_Next(value, &next, &key, &inner);)
@@ -421,7 +421,7 @@ PyObject *GuardedCalls::Call::makeOutputs(
     else
       failed = !(object = importTensor(api, tensors[next++]));
     if (list && object)
-      PyList_SET_ITEM(list, i, object);
+      PyList_SetItem(list, i, object);
   }
   PyObject *value = failed ? nullptr : outputs.make(list, form.withParts);
   Py_XDECREF(list);

@@ -18,8 +18,8 @@ using namespace moe;
 //===----------------------------------------------------------------------===//
 
 static Py_ssize_t sizeOf(PyObject *container) {
-  return PyDict_Check(container)   ? PyDict_GET_SIZE(container)
-         : PyList_Check(container) ? PyList_GET_SIZE(container)
+  return PyDict_Check(container)   ? PyDict_Size(container)
+         : PyList_Check(container) ? PyList_Size(container)
                                    : -1;
 }
 
@@ -33,11 +33,11 @@ PyObject *moe::itemOf(PyObject *container, PyObject *key) {
   if (!PyList_Check(container) || !PyLong_Check(key))
     return nullptr;
   Py_ssize_t index = PyLong_AsSsize_t(key);
-  if (index < 0 || index >= PyList_GET_SIZE(container)) {
+  if (index < 0 || index >= PyList_Size(container)) {
     PyErr_Clear();
     return nullptr;
   }
-  return PyList_GET_ITEM(container, index);
+  return PyList_GetItem(container, index);
 }
 
 PyObject *moe::attributesOf(PyObject *object) {
@@ -48,13 +48,17 @@ PyObject *moe::attributesOf(PyObject *object) {
   return dict;
 }
 
+FlatTuple::FlatTuple(nb::tuple tuple) : tuple(std::move(tuple)) {
+  for (nb::handle item : this->tuple)
+    items.push_back(item.ptr());
+}
+
 /// Calls `visit` with the entries of a flat tuple, `width` at a time, until one
 /// is false.
-template <Py_ssize_t width, typename Visit>
-static bool each(const nb::tuple &flat, Visit visit) {
-  PyObject *tuple = flat.ptr();
-  for (Py_ssize_t i = 0; i + width <= PyTuple_GET_SIZE(tuple); i += width)
-    if (!visit(&PyTuple_GET_ITEM(tuple, i)))
+template <size_t width, typename Visit>
+static bool each(const FlatTuple &flat, Visit visit) {
+  for (size_t i = 0; i + width <= flat.items.size(); i += width)
+    if (!visit(flat.items.data() + i))
       return false;
   return true;
 }
@@ -76,12 +80,12 @@ void ModelGuard::expect(nb::tuple items, nb::tuple sizes, nb::tuple objects,
   // Before the tuples go that keep what is watched.
   dicts.clear();
   held = false;
-  this->items = std::move(items);
-  this->sizes = std::move(sizes);
-  this->objects = std::move(objects);
-  this->absent = std::move(absent);
-  this->tied = std::move(tied);
-  places = std::move(weights);
+  this->items = FlatTuple(std::move(items));
+  this->sizes = FlatTuple(std::move(sizes));
+  this->objects = FlatTuple(std::move(objects));
+  this->absent = FlatTuple(std::move(absent));
+  this->tied = FlatTuple(std::move(tied));
+  places = FlatTuple(std::move(weights));
 }
 
 bool ModelGuard::holds() {
@@ -152,7 +156,7 @@ void ModelGuard::watch() {
     see(entry[2]);
     return true;
   });
-  for (const nb::tuple *pairs : {&absent, &tied, &places})
+  for (const FlatTuple *pairs : {&absent, &tied, &places})
     each<2>(*pairs, [&](PyObject *const *entry) {
       see(entry[0]);
       return true;
@@ -188,8 +192,9 @@ void ModelGuard::findWeights() {
 
 /// Models may hold what is compiled of them.
 int ModelGuard::traverse(visitproc visit, void *arg) const {
-  for (const nb::object *object : std::initializer_list<const nb::object *>{
-           &contents, &items, &sizes, &objects, &absent, &tied, &places})
-    Py_VISIT(object->ptr());
+  Py_VISIT(contents.ptr());
+  for (const FlatTuple *flat :
+       {&items, &sizes, &objects, &absent, &tied, &places})
+    Py_VISIT(flat->tuple.ptr());
   return 0;
 }

@@ -24,6 +24,15 @@ PyObject *itemOf(PyObject *container, PyObject *key);
 /// reference; null if it has none. Never leaves an exception.
 PyObject *attributesOf(PyObject *object);
 
+/// A tuple, and its items side by side, which it owns.
+struct FlatTuple {
+  FlatTuple() = default;
+  explicit FlatTuple(nanobind::tuple tuple);
+
+  nanobind::tuple tuple;
+  std::vector<PyObject *> items;
+};
+
 /// What a model holds, by the identity of objects. Comparing runs no code of
 /// Python.
 class ModelGuard {
@@ -68,7 +77,7 @@ private:
   void findWeights();
 
   nanobind::dict contents;
-  nanobind::tuple items, sizes, objects, absent, tied, places;
+  FlatTuple items, sizes, objects, absent, tied, places;
   std::vector<PyObject *const *> listItems, listSizes;
   std::vector<Weight> weights;
   WatchedDicts dicts;

@@ -13,9 +13,9 @@ static PyObject *filled(PyObject *sequence, std::span<PyObject *const> leaves) {
   for (size_t i = 0; sequence && i < leaves.size(); ++i) {
     PyObject *leaf = Py_NewRef(leaves[i]);
     if (PyTuple_Check(sequence))
-      PyTuple_SET_ITEM(sequence, i, leaf);
+      PyTuple_SetItem(sequence, i, leaf);
     else
-      PyList_SET_ITEM(sequence, i, leaf);
+      PyList_SetItem(sequence, i, leaf);
   }
   return sequence;
 }
@@ -26,7 +26,7 @@ PyObject *Outputs::make(PyObject *results,
   values.reserve(leaves.size());
   for (const Leaf &leaf : leaves)
     values.push_back(leaf.source == Leaf::Result
-                         ? PyList_GET_ITEM(results, leaf.number)
+                         ? PyList_GetItem(results, leaf.number)
                      : leaf.source == Leaf::Argument ? arguments[leaf.number]
                                                      : leaf.constant.ptr());
   if (form.is_none())
@@ -38,25 +38,41 @@ PyObject *Outputs::make(PyObject *results,
   PyObject *list = filled(PyList_New(values.size()), values);
   if (!list || form.is(reinterpret_cast<PyObject *>(&PyList_Type)))
     return list;
-  PyObject *made = PyObject_CallOneArg(form.ptr(), list);
+  PyObject *made = PyObject_CallFunctionObjArgs(form.ptr(), list, nullptr);
   Py_DECREF(list);
   return made;
 }
 
+/// `OrderedDict.__setitem__`, past those of classes derived from it; null with
+/// a Python exception.
+static objobjargproc setItemOfOrderedDict() {
+  static const objobjargproc setItem = [] {
+    nb::object type = nb::steal(PyImport_ImportModule("collections"));
+    if (type)
+      type = nb::steal(PyObject_GetAttrString(type.ptr(), "OrderedDict"));
+    return !type ? nullptr
+                 : reinterpret_cast<objobjargproc>(PyType_GetSlot(
+                       reinterpret_cast<PyTypeObject *>(type.ptr()),
+                       Py_mp_ass_subscript));
+  }();
+  return setItem;
+}
+
 PyObject *Outputs::makeMapping(std::span<PyObject *const> values) const {
-  auto *type =
-      reinterpret_cast<PyTypeObject *>(PyTuple_GET_ITEM(form.ptr(), 0));
-  PyObject *items = PyTuple_GET_ITEM(form.ptr(), 1);
-  PyObject *attributes = PyTuple_GET_ITEM(form.ptr(), 2);
+  auto *type = reinterpret_cast<PyTypeObject *>(PyTuple_GetItem(form.ptr(), 0));
+  PyObject *items = PyTuple_GetItem(form.ptr(), 1);
+  PyObject *attributes = PyTuple_GetItem(form.ptr(), 2);
   nb::object none = nb::steal(PyTuple_New(0));
   if (!none)
     return nullptr;
-  nb::object made = nb::steal(type->tp_new(type, none.ptr(), nullptr));
-  if (!made)
+  auto create = reinterpret_cast<newfunc>(PyType_GetSlot(type, Py_tp_new));
+  nb::object made = nb::steal(create(type, none.ptr(), nullptr));
+  objobjargproc setItem = setItemOfOrderedDict();
+  if (!made || !setItem)
     return nullptr;
   PyObject *name, *number;
   for (Py_ssize_t next = 0; PyDict_Next(items, &next, &name, &number);)
-    if (PyODict_SetItem(made.ptr(), name, values[PyLong_AsSize_t(number)]))
+    if (setItem(made.ptr(), name, values[PyLong_AsSize_t(number)]))
       return nullptr;
   nb::object dict = nb::steal(PyObject_GenericGetDict(made.ptr(), nullptr));
   if (!dict)

@@ -131,7 +131,7 @@ PlainCalls::Call::take(const dlpack::ExchangeAPI *api,
     return objects[returned.front()];
   if (!failed && (result = PyTuple_New(returned.size()))) {
     for (size_t i = 0; i < returned.size(); ++i)
-      PyTuple_SET_ITEM(result, i, objects[returned[i]]);
+      PyTuple_SetItem(result, i, objects[returned[i]]);
     return result;
   }
   for (PyObject *object : objects)

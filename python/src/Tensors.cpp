@@ -49,8 +49,8 @@ const dlpack::ExchangeAPI *moe::exchangeAPI(PyTypeObject *type) {
     api = nullptr;
 
   auto &slot = cache[next++ % cache.size()];
-  Py_XDECREF(slot.first);
-  Py_INCREF(type);
+  Py_XDECREF(reinterpret_cast<PyObject *>(slot.first));
+  Py_INCREF(reinterpret_cast<PyObject *>(type));
   slot = {type, api};
   return api;
 }

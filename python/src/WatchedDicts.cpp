@@ -7,11 +7,30 @@
 #include "WatchedDicts.h"
 
 #include <algorithm>
+#include <dlfcn.h>
 #include <unordered_map>
 
 using namespace moe;
 
-#if PY_VERSION_HEX >= 0x030C0000
+//===----------------------------------------------------------------------===//
+// CPython 3.11: versions
+//===----------------------------------------------------------------------===//
+
+static bool haveVersions() { return Py_Version >> 16 == 0x030B; }
+
+/// Of a dictionary of CPython 3.11, whose layout will not change any more.
+static uint64_t versionOf(PyObject *dict) {
+  struct Dict {
+    PyObject head;
+    Py_ssize_t used;
+    uint64_t version;
+  };
+  return reinterpret_cast<Dict *>(dict)->version;
+}
+
+//===----------------------------------------------------------------------===//
+// CPython 3.12 and newer: watchers
+//===----------------------------------------------------------------------===//
 
 /// Whoever watches a dictionary; more than one compiled model may.
 static std::unordered_multimap<PyObject *, bool *> &watches() {
@@ -19,21 +38,25 @@ static std::unordered_multimap<PyObject *, bool *> &watches() {
   return map;
 }
 
-namespace moe {
 /// What CPython calls before a watched dictionary changes.
-int noteWrite(PyDict_WatchEvent, PyObject *dict, PyObject *, PyObject *) {
+static int noteWrite(int /*event*/, PyObject *dict, PyObject *, PyObject *) {
   auto [begin, end] = watches().equal_range(dict);
   for (auto watch = begin; watch != end; ++watch)
     *watch->second = true;
   return 0;
 }
-} // namespace moe
+
+template <typename Function>
+static Function *findInCPython(const char *name) {
+  return reinterpret_cast<Function *>(dlsym(RTLD_DEFAULT, name));
+}
 
 /// The number of our watcher, of which a process has eight; -1 if all are
-/// taken.
+/// taken, or CPython has none.
 static int watcher() {
   static const int number = [] {
-    int number = PyDict_AddWatcher(noteWrite);
+    auto *add = findInCPython<int(decltype(noteWrite) *)>("PyDict_AddWatcher");
+    int number = add ? add(noteWrite) : -1;
     if (number < 0)
       PyErr_Clear();
     return number;
@@ -41,9 +64,25 @@ static int watcher() {
   return number;
 }
 
+/// Calls `PyDict_Watch` or `PyDict_Unwatch`; false if it failed.
+static bool callWatcher(const char *name, PyObject *dict) {
+  auto *function = findInCPython<int(int, PyObject *)>(name);
+  if (function && !function(watcher(), dict))
+    return true;
+  PyErr_Clear();
+  return false;
+}
+
+//===----------------------------------------------------------------------===//
+// WatchedDicts
+//===----------------------------------------------------------------------===//
+
 void WatchedDicts::add(PyObject *dict) {
-  if (watcher() < 0 || PyDict_Watch(watcher(), dict)) {
-    PyErr_Clear();
+  if (haveVersions()) {
+    dicts.emplace_back(dict, versionOf(dict));
+    return;
+  }
+  if (watcher() < 0 || !callWatcher("PyDict_Watch", dict)) {
     written = true;
     return;
   }
@@ -51,38 +90,27 @@ void WatchedDicts::add(PyObject *dict) {
   if (std::any_of(begin, end,
                   [&](const auto &watch) { return watch.second == &written; }))
     return;
-  dicts.push_back(dict);
+  dicts.emplace_back(dict, 0);
   watches().emplace(dict, &written);
 }
 
 void WatchedDicts::clear() {
-  for (PyObject *dict : dicts) {
-    auto [begin, end] = watches().equal_range(dict);
-    watches().erase(std::find_if(begin, end, [&](const auto &watch) {
-      return watch.second == &written;
-    }));
-    if (!watches().contains(dict) && PyDict_Unwatch(watcher(), dict))
-      PyErr_Clear();
-  }
+  if (!haveVersions())
+    for (auto [dict, version] : dicts) {
+      auto [begin, end] = watches().equal_range(dict);
+      watches().erase(std::find_if(begin, end, [&](const auto &watch) {
+        return watch.second == &written;
+      }));
+      if (!watches().contains(dict))
+        callWatcher("PyDict_Unwatch", dict);
+    }
   dicts.clear();
   written = false;
 }
 
-bool WatchedDicts::areUnwritten() const { return !written; }
-
-#else
-
-void WatchedDicts::add(PyObject *dict) {
-  auto *written = reinterpret_cast<PyDictObject *>(dict);
-  dicts.emplace_back(written, written->ma_version_tag);
-}
-
-void WatchedDicts::clear() { dicts.clear(); }
-
 bool WatchedDicts::areUnwritten() const {
-  return std::all_of(dicts.begin(), dicts.end(), [](const auto &entry) {
-    return entry.first->ma_version_tag == entry.second;
-  });
+  return !written && (!haveVersions() ||
+                      std::all_of(dicts.begin(), dicts.end(), [](auto &entry) {
+                        return versionOf(entry.first) == entry.second;
+                      }));
 }
-
-#endif

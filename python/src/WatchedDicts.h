@@ -2,8 +2,9 @@
 //
 // A model holds some hundred dictionaries, which a call must find as they were.
 // To look into each of them takes longer than many a kernel, so that CPython is
-// asked whether anything was written: by the version that a dict has up
-// to 3.11, by a watcher since 3.12.
+// asked whether anything was written: by the version that a dict has in 3.11,
+// by a watcher since 3.12. Neither is in the stable interface for which this
+// module is compiled, so that which of them there is turns out when it runs.
 //
 //===----------------------------------------------------------------------===//
 
@@ -34,14 +35,10 @@ public:
   bool areUnwritten() const;
 
 private:
-#if PY_VERSION_HEX >= 0x030C0000
-  friend int noteWrite(PyDict_WatchEvent, PyObject *dict, PyObject *,
-                       PyObject *);
-  std::vector<PyObject *> dicts;
+  /// With the version of each, where dictionaries have one.
+  std::vector<std::pair<PyObject *, uint64_t>> dicts;
+  /// Set by the watcher.
   bool written = false;
-#else
-  std::vector<std::pair<PyDictObject *, uint64_t>> dicts;
-#endif
 };
 
 } // namespace moe

@@ -41,7 +41,7 @@ def test_a_kernel_without_memory_is_a_memory_error():
     """Its buffers follow the number of tokens; the process may have little more than it has."""
     run("""
         # More than is kept of freed buffers.
-        x, groups = torch.randn(33 << 21, 1), torch.zeros(33 << 21, dtype=torch.int32)
+        x, groups = torch.randn(33 << 22, 1), torch.zeros(33 << 22, dtype=torch.int32)
         expected = moe_mlir.mad_dispersion(x, groups, 4)
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()
