@@ -4,7 +4,7 @@
     python utils/first_result.py
 
 The checkpoint is a small Mixtral with random weights, so that nothing is downloaded. Fails if the
-compiled model's tokens are not eager's.
+compiled model's tokens are not eager's, or if a model that changes is not compiled again.
 """
 
 import os
@@ -24,11 +24,37 @@ def step(name: str) -> None:
 
 def save_checkpoint(folder: str) -> None:
     from transformers import MixtralConfig, MixtralForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     config = MixtralConfig(
         vocab_size=1024, hidden_size=256, intermediate_size=512, num_hidden_layers=4,
         num_attention_heads=8, num_key_value_heads=2, num_local_experts=8, max_position_embeddings=512)
     MixtralForCausalLM(config).save_pretrained(folder)
+
+
+def check_changes() -> None:
+    """CPython says in another way in each version that an attribute was set."""
+    import torch
+
+    import moe_mlir
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.options = type("Options", (), {})()
+            self.options.scale = 2.0
+
+        def forward(self, x):
+            return x * self.options.scale
+
+    net, x = Net(), torch.ones(2, 3)
+    with torch.no_grad():
+        compiled = moe_mlir.compile(net, (x,))
+        for scale in (2.0, 2.0, 5.0, 5.0):
+            net.options.scale = scale
+            if not torch.equal(compiled(x), net(x)):
+                sys.exit("error: expected what the changed model computes, found another result")
 
 
 def main() -> None:
@@ -53,10 +79,12 @@ def main() -> None:
         options = dict(max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)
         expected = model.generate(ids, **options)
         step("16 tokens with eager")
-        compiled = moe_mlir.compile(model, (ids,))
+        compiled = moe_mlir.compile(model, (ids,), kwargs=dict(use_cache=True))
         step("compile it")
         found = compiled.generate(ids, **options)
         step("16 tokens with the compiled model")
+    check_changes()
+    step("a changed model is noticed")
     if not torch.equal(found, expected):
         sys.exit(f"error: expected eager's tokens {expected.tolist()}, found {found.tolist()}")
     libc = " ".join(platform.libc_ver())

@@ -24,7 +24,7 @@ import tempfile
 
 GLIBC = "2.28"
 # The newest versions that manylinux_2_28 allows.
-NEWEST = {"GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}
+NEWEST = {"GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
 LIBRARIES = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
 LOADER = "ld-linux-x86-64.so.2"
 
@@ -66,8 +66,10 @@ def write_glibc(out: pathlib.Path) -> None:
     for name in LIBRARIES[1:]:
         link(out / name)
     write_newer(out / "libc_newer.a")
+    # Threads and dlopen, which newer ones have in libc itself, come from libraries of their own.
+    needed = " ".join([*LIBRARIES[2:], LOADER])
     (out / "libc.so").write_text(
-        f"INPUT(libc.so.6 libc_nonshared.a libc_newer.a AS_NEEDED({LOADER}))\n")
+        f"INPUT(libc.so.6 libc_nonshared.a libc_newer.a AS_NEEDED({needed}))\n")
 
 
 def write_newer(archive: pathlib.Path) -> None:
@@ -87,11 +89,11 @@ def link(library: pathlib.Path) -> None:
     name.symlink_to(library.name)
 
 
-# ---- libstdc++ -----------------------------------------------------------------------
+# ---- libraries of GCC ----------------------------------------------------------------
 
 # number: value size type binding visibility section name@version
 _SYMBOL = re.compile(r"\s*\d+: \w+\s+(\w+) (FUNC|OBJECT|TLS|IFUNC)\s+\w+\s+DEFAULT\s+\d+ "
-                     r"(\S+?)@@?((?:GLIBCXX|CXXABI)_[\d.]+)")
+                     r"(\S+?)@@?((?:GLIBCXX|CXXABI|GCC)_[\d.]+)")
 _SECTIONS = {"FUNC": ('.text', "@function"), "OBJECT": ('.bss,"aw",@nobits', "@object"),
              "TLS": ('.tbss,"awT",@nobits', "@tls_object")}
 
@@ -101,7 +103,7 @@ def number_of(version: str) -> tuple:
 
 
 def old_symbols(listing: str) -> dict:
-    """Of each name of libstdc++ that is old enough the newest such version, with type and size."""
+    """Of each name that has a version old enough the newest such, with type and size."""
     found = {}
     for match in map(_SYMBOL.match, listing.splitlines()):
         if match is None:
@@ -115,38 +117,47 @@ def old_symbols(listing: str) -> dict:
     return found
 
 
-def write_libstdcxx(out: pathlib.Path, compiler: str) -> None:
-    """A library that defines what an old libstdc++ does, and the archive for the rest."""
-    host, archive = (pathlib.Path(run(compiler, f"-print-file-name={name}").strip()).resolve()
-                     for name in ("libstdc++.so.6", "libstdc++.a"))
-    symbols = old_symbols(run("readelf", "-W", "--dyn-syms", host))
+def write_without_code(out: pathlib.Path, name: str, compiler: str) -> None:
+    """The compiler's shared library `name`, of what an old one defines."""
+    symbols = old_symbols(run("readelf", "-W", "--dyn-syms", path_of(name, compiler)))
     lines = []
-    for number, (name, (version, kind, size)) in enumerate(sorted(symbols.items())):
+    for number, (symbol, (version, kind, size)) in enumerate(sorted(symbols.items())):
         section, elf_type = _SECTIONS[kind]
         lines += [f".section {section}", f".globl s{number}", f".type s{number}, {elf_type}",
                   f".size s{number}, {size}", f"s{number}: .skip {size}",
-                  f".symver s{number}, {name}@@{version}"]
+                  f".symver s{number}, {symbol}@@{version}"]
     with tempfile.TemporaryDirectory() as folder:
         source, script = pathlib.Path(folder) / "old.s", pathlib.Path(folder) / "old.map"
         source.write_text("\n".join([*lines, '.section .note.GNU-stack,"",@progbits', ""]))
         versions = sorted({version for version, _, _ in symbols.values()})
         script.write_text("".join(f"{version} {{}};\n" for version in versions) +
                           "LOCAL { local: s*; };\n")
-        run(compiler, "-shared", "-nostdlib", "-Wl,-soname,libstdc++.so.6",
-            f"-Wl,--version-script={script}", source, "-o", out / "libstdc++.so.6")
-    shutil.copy(archive, out / "libstdc++.a")
+        run(compiler, "-shared", "-nostdlib", f"-Wl,-soname,{name}",
+            f"-Wl,--version-script={script}", source, "-o", out / name)
+
+
+def path_of(name: str, compiler: str) -> pathlib.Path:
+    return pathlib.Path(run(compiler, f"-print-file-name={name}").strip()).resolve()
+
+
+def write_gcc(out: pathlib.Path, compiler: str) -> None:
+    """libstdc++ and libgcc. What is newer comes from their archives, into what is linked."""
+    write_without_code(out, "libstdc++.so.6", compiler)
+    shutil.copy(path_of("libstdc++.a", compiler), out / "libstdc++.a")
     (out / "libstdc++.so").write_text("INPUT(libstdc++.so.6 libstdc++.a)\n")
+    write_without_code(out, "libgcc_s.so.1", compiler)
+    (out / "libgcc_s.so").write_text("INPUT(libgcc_s.so.1 -lgcc)\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=pathlib.Path, help="the folder to write")
-    parser.add_argument("--compiler", default="g++", help="whose libstdc++ (default: %(default)s)")
+    parser.add_argument("--compiler", default="g++", help="whose libraries (default: %(default)s)")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     write_glibc(options.out)
-    write_libstdcxx(options.out, options.compiler)
+    write_gcc(options.out, options.compiler)
     print(f"libraries of glibc {GLIBC} in {options.out}")
 
 

@@ -36,10 +36,12 @@ for folder in ${MOE_TRY_FOLDERS:-}; do
   mkdir -p "$system$folder"
   mount --bind -o ro "$folder" "$system$folder"
 done
-for file in /etc/resolv.conf /etc/hosts /etc/pip.conf /etc/xdg/pip /etc/ssl/certs; do
-  [ -e "$file" ] || continue
-  mkdir -p "$system$(dirname "$file")"
-  cp -rLT "$file" "$system$file"
+# Never through a link of the new system, which would lead to a file of this one.
+for file in /etc/resolv.conf /etc/hosts /etc/pip.conf /etc/xdg/pip/* /etc/ssl/certs/ca-certificates.crt; do
+  if [ -f "$file" ]; then
+    mkdir -p "$system$(dirname "$file")"
+    cp -L --remove-destination "$file" "$system$file"
+  fi
 done
 cp "$wheel" "$root/utils/first_result.py" "$system/tmp/"
 inside() { env -u PYTHONPATH -u VIRTUAL_ENV HOME=/tmp chroot "$system" "$@"; }
@@ -47,7 +49,7 @@ say "$(inside python3 --version), $(inside ldd --version 2>&1 | head -1)"
 timed "python3 -m venv" inside python3 -m venv /tmp/venv
 timed "pip install $(basename "$wheel") $*" \
   inside /tmp/venv/bin/pip install --quiet --no-cache-dir "/tmp/$(basename "$wheel")" "$@"
-inside /tmp/venv/bin/pip list --quiet 2>/dev/null | grep -E '^(moe|nanobind|numpy|torch|transformers)'
+inside /tmp/venv/bin/pip list 2>/dev/null | grep -E '^(moe|nanobind|numpy|torch|transformers)'
 timed "the first tokens" inside /tmp/venv/bin/python /tmp/first_result.py
 timed "moe doctor" inside /tmp/venv/bin/moe doctor
 inside /tmp/venv/bin/moe-opt --version | head -2

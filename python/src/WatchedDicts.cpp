@@ -53,24 +53,53 @@ static Function *findInCPython(const char *name) {
 
 /// The number of our watcher, of which a process has eight; -1 if all are
 /// taken, or CPython has none.
-static int watcher() {
-  static const int number = [] {
-    auto *add = findInCPython<int(decltype(noteWrite) *)>("PyDict_AddWatcher");
-    int number = add ? add(noteWrite) : -1;
-    if (number < 0)
-      PyErr_Clear();
-    return number;
-  }();
+static int addWatcher() {
+  auto *add = findInCPython<int(decltype(noteWrite) *)>("PyDict_AddWatcher");
+  int number = add ? add(noteWrite) : -1;
+  if (number < 0)
+    PyErr_Clear();
   return number;
 }
 
 /// Calls `PyDict_Watch` or `PyDict_Unwatch`; false if it failed.
-static bool callWatcher(const char *name, PyObject *dict) {
+static bool callWatcher(const char *name, int watcher, PyObject *dict) {
   auto *function = findInCPython<int(int, PyObject *)>(name);
-  if (function && !function(watcher(), dict))
+  if (function && !function(watcher, dict))
     return true;
   PyErr_Clear();
   return false;
+}
+
+/// Whether the watcher is told of an attribute that is set. CPython 3.13.0
+/// keeps attributes beside the dictionary, and writes them there without a
+/// word.
+static bool isToldOfAttributes(int watcher) {
+  auto *typeOfTypes = reinterpret_cast<PyObject *>(&PyType_Type);
+  PyObject *type = PyObject_CallFunction(typeOfTypes, "s(){}", "Watched");
+  PyObject *object = type ? PyObject_CallNoArgs(type) : nullptr;
+  PyObject *dict = nullptr;
+  if (object && !PyObject_SetAttrString(object, "attribute", Py_None))
+    dict = PyObject_GenericGetDict(object, nullptr);
+  bool written = false;
+  if (dict && callWatcher("PyDict_Watch", watcher, dict)) {
+    auto watch = watches().emplace(dict, &written);
+    PyObject_SetAttrString(object, "attribute", Py_True);
+    watches().erase(watch);
+    callWatcher("PyDict_Unwatch", watcher, dict);
+  }
+  PyErr_Clear();
+  for (PyObject *made : {dict, object, type})
+    Py_XDECREF(made);
+  return written;
+}
+
+/// The number of our watcher; -1 where there is none that is told of all.
+static int watcher() {
+  static const int number = [] {
+    int number = addWatcher();
+    return number >= 0 && isToldOfAttributes(number) ? number : -1;
+  }();
+  return number;
 }
 
 //===----------------------------------------------------------------------===//
@@ -82,7 +111,7 @@ void WatchedDicts::add(PyObject *dict) {
     dicts.emplace_back(dict, versionOf(dict));
     return;
   }
-  if (watcher() < 0 || !callWatcher("PyDict_Watch", dict)) {
+  if (watcher() < 0 || !callWatcher("PyDict_Watch", watcher(), dict)) {
     written = true;
     return;
   }
@@ -102,7 +131,7 @@ void WatchedDicts::clear() {
         return watch.second == &written;
       }));
       if (!watches().contains(dict))
-        callWatcher("PyDict_Unwatch", dict);
+        callWatcher("PyDict_Unwatch", watcher(), dict);
     }
   dicts.clear();
   written = false;

@@ -18,7 +18,7 @@ import old_libraries  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not all(map(shutil.which, ("g++", "readelf", "objdump"))),
                                 reason="no g++ or no binutils")
-# A constructor of GLIBCXX_3.4.26, from_chars of 3.4.29, an object, a thread.
+# A constructor of GLIBCXX_3.4.26, from_chars of 3.4.29, a conversion of GCC_12, an object, a thread.
 PROGRAM = r"""
 #include <charconv>
 #include <iostream>
@@ -31,6 +31,8 @@ int main() {
   std::string text = std::move(out).str();
   double number = 0;
   std::from_chars(text.data(), text.data() + text.size(), number);
+  volatile _Float16 half = number;
+  number = half;
   std::thread([&] { std::cout << number << std::endl; }).join();
   try {
     new int[static_cast<long>(-number)];
@@ -48,7 +50,7 @@ def run(*command):
 
 
 def versions(program):
-    found = re.findall(r"(GLIBCXX|CXXABI)_([\d.]+)", run("objdump", "-T", program))
+    found = re.findall(r"(GLIBCXX|CXXABI|GCC)_([\d.]+)", run("objdump", "-T", program))
     return {name: max(tuple(map(int, number.split("."))) for one, number in found if one == name)
             for name in {one for one, _ in found}}
 
@@ -62,11 +64,12 @@ def test_a_program_asks_for_the_old_libstdcxx_alone(tmp_path):
         pytest.skip("this libstdc++ is old itself")
     old = tmp_path / "old"
     old.mkdir()
-    old_libraries.write_libstdcxx(old, "g++")
+    old_libraries.write_gcc(old, "g++")
     run(*compiled, tmp_path / "program", f"-L{old}", "-Wl,--exclude-libs,libstdc++.a")
     found = versions(tmp_path / "program")
     assert found["GLIBCXX"] <= old_libraries.NEWEST["GLIBCXX"]
     assert found["CXXABI"] <= old_libraries.NEWEST["CXXABI"]
+    assert found["GCC"] <= old_libraries.NEWEST["GCC"]
     assert run(tmp_path / "program") == run(tmp_path / "new") == "2.5\nstd::bad_array_new_length\n"
 
 
