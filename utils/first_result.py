@@ -39,20 +39,22 @@ def check_changes() -> None:
 
     import moe_mlir
 
+    class ScaleConfig:  # whose attributes are followed, by its name
+        scale = 2.0
+
     class Net(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.options = type("Options", (), {})()
-            self.options.scale = 2.0
+            self.config = ScaleConfig()
 
         def forward(self, x):
-            return x * self.options.scale
+            return x * self.config.scale
 
     net, x = Net(), torch.ones(2, 3)
     with torch.no_grad():
         compiled = moe_mlir.compile(net, (x,))
         for scale in (2.0, 2.0, 5.0, 5.0):
-            net.options.scale = scale
+            net.config.scale = scale
             if not torch.equal(compiled(x), net(x)):
                 sys.exit("error: expected what the changed model computes, found another result")
 
