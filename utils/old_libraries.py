@@ -46,7 +46,7 @@ def zig() -> str:
     return str(pathlib.Path(spec.origin).parent / "zig")
 
 
-def write_glibc(out: pathlib.Path) -> None:
+def write_glibc(out: pathlib.Path, compiler: str) -> None:
     """Startup code and libraries, as Zig makes them to link a program."""
     with tempfile.TemporaryDirectory() as folder:
         made = pathlib.Path(folder)
@@ -65,19 +65,19 @@ def write_glibc(out: pathlib.Path) -> None:
                  "ziglang 0.15.2 makes them")
     for name in LIBRARIES[1:]:
         link(out / name)
-    write_newer(out / "libc_newer.a")
+    write_newer(out / "libc_newer.a", compiler)
     # Threads and dlopen, which newer ones have in libc itself, come from libraries of their own.
     needed = " ".join([*LIBRARIES[2:], LOADER])
     (out / "libc.so").write_text(
         f"INPUT(libc.so.6 libc_nonshared.a libc_newer.a AS_NEEDED({needed}))\n")
 
 
-def write_newer(archive: pathlib.Path) -> None:
+def write_newer(archive: pathlib.Path, compiler: str) -> None:
     """What newer headers ask glibc for: whether there is one thread, which is never taken for so."""
     with tempfile.TemporaryDirectory() as folder:
         source = pathlib.Path(folder) / "newer.c"
         source.write_text('__attribute__((visibility("hidden"))) char __libc_single_threaded = 0;\n')
-        run("gcc", "-c", "-fPIC", source, "-o", source.with_suffix(".o"))
+        run(compiler, "-x", "c", "-c", "-fPIC", source, "-o", source.with_suffix(".o"))
         archive.unlink(missing_ok=True)
         run("ar", "rcs", archive, source.with_suffix(".o"))
 
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--compiler", default="g++", help="whose libraries (default: %(default)s)")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    write_glibc(options.out)
+    write_glibc(options.out, options.compiler)
     write_gcc(options.out, options.compiler)
     print(f"libraries of glibc {GLIBC} in {options.out}")
 

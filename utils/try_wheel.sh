@@ -18,7 +18,12 @@ leave() {
   for folder in ${MOE_TRY_FOLDERS:-} /proc; do
     umount "$system$folder" 2>/dev/null || true
   done
-  rm -rf --one-file-system "$system"
+  # What is still mounted there are folders of this system.
+  if grep -q " $system/" /proc/mounts; then
+    say "left $system: something in it is in use"
+  else
+    rm -rf "$system"
+  fi
 }
 trap leave EXIT
 say() { printf 'try_wheel: %s\n' "$*"; }
@@ -29,8 +34,11 @@ timed() {
   say "$((SECONDS - began)) s: $name"
 }
 
-timed "an empty Debian ($suite)" debootstrap --variant=minbase \
-  --include=python3,python3-venv,ca-certificates "$suite" "$system" "$mirror" >/dev/null
+make_system() {
+  debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates \
+    "$suite" "$system" "$mirror" >/dev/null
+}
+timed "an empty Debian ($suite)" make_system
 mount -t proc proc "$system/proc"
 for folder in ${MOE_TRY_FOLDERS:-}; do
   mkdir -p "$system$folder"
