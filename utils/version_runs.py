@@ -1,5 +1,5 @@
-"""Runs tests with other versions of a package than the pinned one: what check_torch.py and
-check_transformers.py have in common.
+"""Runs tests with other versions of a package than the pinned one, or with one that is not pinned:
+what check_torch.py, check_transformers.py and check_vllm.py have in common.
 
     python utils/check_NAME.py BUILD_DIR WHICH [WHICH ..] [-- PYTEST_ARGUMENT ..]
 
@@ -30,7 +30,21 @@ class Python:
     folders: tuple[pathlib.Path, ...] = ()
 
 
-def main(package: str, tests: list[str], arguments: list[str]) -> int:
+@dataclasses.dataclass
+class Source:
+    """A package, the distribution that has it, and what that asks for without need."""
+
+    package: str
+    distribution: str
+    unused: tuple[str, ...]
+
+
+def main(package: str, tests: list[str], arguments: list[str], *, distribution: str = "",
+         unused: tuple[str, ...] = ()) -> int:
+    """Runs the tests with each version; a package may come from a distribution of another name.
+
+    `unused` are packages that it asks for, and that are removed.
+    """
     divider = arguments.index("--") if "--" in arguments else len(arguments)
     named, options = arguments[:divider], arguments[divider + 1 :]
     if len(named) < 2:
@@ -38,14 +52,16 @@ def main(package: str, tests: list[str], arguments: list[str]) -> int:
         return 2
     build = pathlib.Path(named[0]).resolve()
     options = options or [str(ROOT / "tests" / "python" / test) for test in tests]
-    failed = [which for which in named[1:] if not _passes(package, which, build, options)]
+    source = Source(package, distribution or package, unused)
+    failed = [which for which in named[1:] if not _passes(source, which, build, options)]
     print(f"{len(named) - 1 - len(failed)} versions passed, {len(failed)} failed"
           + "".join(f"\n  {which}" for which in failed))
     return bool(failed)
 
 
-def _passes(package, which, build, options) -> bool:
-    python = _installed(package, which, build) if _VERSION.fullmatch(which) else Python(which)
+def _passes(source, which, build, options) -> bool:
+    package = source.package
+    python = _installed(source, which, build) if _VERSION.fullmatch(which) else Python(which)
     if python is None:
         return False
     environment = _environment(build, python)
@@ -64,19 +80,23 @@ def _passes(package, which, build, options) -> bool:
     return not code
 
 
-def _installed(package, version, build) -> Python | None:
+def _installed(source, version, build) -> Python | None:
     """This interpreter with another version of a package; None if it cannot be installed."""
-    folder = build / "versions" / f"{package}-{version}"
+    name = source.distribution
+    folder = build / "versions" / f"{name}-{version}"
     if version == "newest" or not folder.exists():
         # Moved where it belongs once it is whole.
         unfinished = folder.with_name(folder.name + ".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
-        wanted = package if version == "newest" else f"{package}=={version}"
+        wanted = name if version == "newest" else f"{name}=={version}"
         done = subprocess.run([sys.executable, "-m", "pip", "install", "-qq", "--target",
                                unfinished, wanted])  # fmt: skip
         if done.returncode:
             print(f"== {version}: {wanted} cannot be installed", flush=True)
             return None
+        for unused in source.unused:
+            for part in unfinished.glob(f"{unused}*"):
+                shutil.rmtree(part)
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
     return Python(sys.executable, (folder,))

@@ -40,7 +40,7 @@ _check = Checker("quantize")
 
 # What a name stands for: the codes of a weight, the features that share a scale, and whether
 # scales are powers of two.
-_NAMES = {"int4": ("int4", 32, False), "int6": ("int6", 32, False), "int8": ("int8", 32, False),
+NAMES = {"int4": ("int4", 32, False), "int6": ("int6", 32, False), "int8": ("int8", 32, False),
           "fp8": ("fp8_e4m3", 128, False), "mxfp4": ("fp4_e2m1", 32, True),
           "mxfp8": ("fp8_e4m3", 32, True)}
 
@@ -88,8 +88,8 @@ def quantize(
     QuantizedWeight([8, 128, 64], int4, group=32)
     """
     require_module(model)
-    _check.choice("format", format, tuple(_NAMES))
-    codes, default, exponents = _NAMES[format]
+    _check.choice("format", format, tuple(NAMES))
+    codes, default, exponents = NAMES[format]
     quantization = Quantization(codes, default if group is None else group, activations)
     quantization.validate(_check)
     if not symmetric and not FORMATS[codes].takes_zeros:

@@ -83,7 +83,7 @@ def _halves(pairs: torch.Tensor) -> torch.Tensor:
     return torch.stack([pairs & 15, pairs >> 4], dim=-1).flatten(-2)
 
 
-def _unpack(words: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch.Tensor:
+def unpack(words: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch.Tensor:
     """The codes of int32 words `[.., c]`, from the lowest bits on: `[.., 32 / bits c]`.
 
     `order` says which of the codes of a word is the first, which the second.
@@ -172,12 +172,12 @@ class GPTQ(ReleasedFormat):
 
     def read(self, parts: tuple[str, ...], tensors: Tensors) -> Codes:
         words, zeros, scales, *index = map(tensors, parts)
-        codes = _unpack(words.T, self.bits)
+        codes = unpack(words.T, self.bits)
         group = self.quantization.group or codes.shape[1]
         if index and not torch.equal(index[0].long(), torch.arange(codes.shape[1]) // group):
             raise ValueError(f"expected {parts[0]!r} with groups of neighbours, found the order of "
                              "activations (desc_act); load it as floats and call moe_mlir.quantize")
-        zeros = _unpack(zeros, self.bits).float() + self.first_zero
+        zeros = unpack(zeros, self.bits).float() + self.first_zero
         return Codes(codes, scales.T, zeros.T.to(torch.bfloat16))
 
 
@@ -199,8 +199,8 @@ class AWQ(ReleasedFormat):
 
     def read(self, parts: tuple[str, ...], tensors: Tensors) -> Codes:
         words, zeros, scales = map(tensors, parts)
-        return Codes(_unpack(words, 4, self.ORDER).T.contiguous(), scales.T,
-                     _unpack(zeros, 4, self.ORDER).T.to(torch.bfloat16))
+        return Codes(unpack(words, 4, self.ORDER).T.contiguous(), scales.T,
+                     unpack(zeros, 4, self.ORDER).T.to(torch.bfloat16))
 
 
 class CompressedTensors(ReleasedFormat):
@@ -260,10 +260,10 @@ class CompressedTensors(ReleasedFormat):
             codes = (weight.short() + middle).to(torch.uint8)
             zeros = None if zeros is None else zeros.float() + middle
         else:
-            codes = _unpack(weight, self.bits)
+            codes = unpack(weight, self.bits)
             if "shape" in others:
                 codes = codes[:, :int(others["shape"][1])]
-            zeros = None if zeros is None else _unpack(zeros.T, self.bits).T[:codes.shape[0]]
+            zeros = None if zeros is None else unpack(zeros.T, self.bits).T[:codes.shape[0]]
         if self.symmetric:
             zeros = None
         return Codes(codes, _scales_of_rows(scales, codes, 1),

@@ -35,6 +35,13 @@ ELSEWHERE = {
     "./setup.sh": "setup.sh",
     "pip install": "tests/python/packaging/test_wheel.py",
     "cmake -G Ninja": "CMakePresets.json",
+    # With checkpoints of a network.
+    "vllm serve": "tests/python/serving/test_serving.py",
+}
+# What a block imports that is not installed everywhere, and how it comes to be.
+OPTIONAL = {
+    "triton": "Triton is not installed; requirements.txt pins it for Linux on x86-64",
+    "vllm": "needs vLLM: utils/check_vllm.py",
 }
 
 
@@ -49,10 +56,14 @@ def is_walk(page):
     return any(language in ("sh", "text") or FILE.match(body) for _, language, body in fences(page))
 
 
+def require(code):
+    for package, reason in OPTIONAL.items():
+        if re.search(rf"^\s*(import|from) {package}\b", code, re.MULTILINE):
+            pytest.importorskip(package, reason=reason)
+
+
 def execute(page, line, code):
-    if "import triton" in code:
-        pytest.importorskip("triton", reason="Triton is not installed; requirements.txt pins it "
-                            "for Linux on x86-64")
+    require(code)
     torch.manual_seed(0)
     # Blank lines first, so that a traceback shows the line of the page.
     exec(compile("\n" * (line - 1) + code, str(page), "exec"), {"__name__": page.stem})
@@ -87,6 +98,7 @@ class Walk:
     def step(self, line, language, body):
         name = FILE.match(body)
         if name:
+            require(body)
             (self.folder / name[1]).write_text(body)
         elif language == "sh":
             self.run_commands(line, body)

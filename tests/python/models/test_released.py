@@ -5,112 +5,20 @@ import json
 import pytest
 import torch
 import transformers
+from released_checkpoints import (
+    gpt_oss,
+    qwen,
+    qwen_of_integers,
+    write_index,
+)
 from safetensors.torch import load_file, save_file
 from test_packing import IDS
-from test_released_formats import words
 
 import moe_mlir
-from moe_mlir.experts.quantized_weight import QuantizedWeight, quantize_weight
-from moe_mlir.ops._quantized import Quantization, dequantize_codes
+from moe_mlir.experts.quantized_weight import QuantizedWeight
+from moe_mlir.ops._quantized import Quantization
 from moe_mlir.quantization import QuantizedLinear
 from moe_mlir_bench.models import FAMILIES
-
-MXFP4 = Quantization("fp4_e2m1", 32)
-
-
-def write_index(folder):
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        files = {name: file.name for file in folder.glob("*.safetensors")
-                 for name in load_file(file)}
-        index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
-
-
-def write(folder, model, quantization, change):
-    """The model's checkpoint with `change(name, tensor)` in the place of each of its tensors."""
-    model.save_pretrained(folder, max_shard_size="200KB")
-    for file in folder.glob("*.safetensors"):
-        state = {}
-        for name, tensor in load_file(file).items():
-            state |= {key: value.contiguous() for key, value in change(name, tensor).items()}
-        save_file(state, file, metadata={"format": "pt"})
-    write_index(folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = quantization
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def gpt_oss(folder):
-    torch.manual_seed(0)
-    model = transformers.GptOssForCausalLM(transformers.GptOssConfig(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_local_experts=4,
-        num_experts_per_tok=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-        vocab_size=96, sliding_window=16)).bfloat16()
-
-    def change(name, tensor):
-        if not name.endswith(("gate_up_proj", "down_proj")):
-            return {name: tensor}
-        codes, scales, _ = quantize_weight(tensor.mT.float(), MXFP4, exponents=True,
-                                           dtype=torch.float32)
-        pairs = codes.unflatten(-1, (-1, 16, 2))
-        return {f"{name}_blocks": pairs[..., 0] | pairs[..., 1] << 4,
-                f"{name}_scales": (scales.log2() + 127).to(torch.uint8)}
-    write(folder, model, {"quant_method": "mxfp4"}, change)
-    return model
-
-
-def qwen_model(width=256, inner=128):
-    torch.manual_seed(0)
-    return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
-        hidden_size=width, intermediate_size=64, moe_intermediate_size=inner, num_hidden_layers=2,
-        num_experts=4, num_experts_per_tok=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=32, vocab_size=96)).bfloat16()
-
-
-def qwen(folder, block=(128, 128), scales=lambda x: x, **sizes):
-    """The floats of the checkpoint that it writes, by the names in it."""
-    model, floats = qwen_model(**sizes), {}
-
-    def change(name, tensor):
-        if not name.endswith("_proj.weight"):
-            return {name: tensor}
-        rows, columns = block
-        out, width = tensor.shape
-        pad = (0, -width % columns, 0, -out % rows)
-        blocks = torch.nn.functional.pad(tensor.float(), pad)
-        blocks = blocks.unflatten(0, (-1, rows)).unflatten(-1, (-1, columns))
-        scale = scales(blocks.abs().amax((1, 3)) / 448)
-        scale = scale[:, None, :, None]
-        codes = (blocks / scale).to(torch.float8_e4m3fn)
-        floats[name] = (codes.float() * scale).flatten(2).flatten(0, 1)[:out, :width]
-        codes, scale = codes.flatten(2).flatten(0, 1)[:out, :width], scale[:, 0, :, 0]
-        stored = (scale.log2() + 127).to(torch.uint8) if block[0] == 1 else scale
-        return {name: codes, f"{name}_scale_inv": stored}
-    quantization = {"quant_method": "fp8", "activation_scheme": "dynamic",
-                    "weight_block_size": list(block)}
-    if block[0] == 1:
-        quantization["scale_fmt"] = "ue8m0"
-    write(folder, model, quantization, change)
-    return floats
-
-
-def qwen_of_integers(folder):
-    """Codes of 4 bits in int32 words along the inputs, as compressed-tensors has them."""
-    model, floats = qwen_model(), {}
-
-    def change(name, tensor):
-        if not name.endswith("_proj.weight"):
-            return {name: tensor}
-        codes, scales, _ = quantize_weight(tensor, Quantization("int4", 32))
-        floats[name] = dequantize_codes(codes, scales, None, "int4", 32)
-        return {f"{name}_packed": words(codes), f"{name}_scale": scales,
-                f"{name}_shape": torch.tensor(tensor.shape)}
-    write(folder, model, {
-        "quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {
-            "group_0": {"targets": ["Linear"], "weights": {
-                "num_bits": 4, "group_size": 32, "strategy": "group", "symmetric": True,
-                "type": "int"}}}}, change)
-    return floats
 
 
 def quantized_weights(model):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from released_checkpoints import words
 from safetensors import safe_open
 
 from moe_mlir._transformers.released_formats import AWQ, FORMATS, GPTQ
@@ -36,13 +37,6 @@ def test_compressed_tensors_reads_the_same_numbers(scheme):
     found = floats(FORMATS["compressed-tensors"](CONFIGS[scheme]), tensors)
     # It multiplies the scales of nvfp4 in bfloat16.
     torch.testing.assert_close(found, expected, rtol=8e-3 if scheme == "nvfp4" else 1e-6, atol=0)
-
-
-def words(codes, order=range(8)):
-    """Eight codes of 4 bits a word along the last dim, the first in the lowest bits."""
-    nibbles = codes.long().unflatten(-1, (-1, 8))[..., list(order)]
-    total = (nibbles << 4 * torch.arange(8)).sum(-1)
-    return torch.where(total >= 2**31, total - 2**32, total).to(torch.int32)
 
 
 def example(out=16, width=64, group=32):

@@ -127,12 +127,14 @@ def test_no_library_remembers_where_it_was_built(site):
 def test_entry_points_are_registered_and_equal_those_of_the_build_tree(site):
     parser = configparser.ConfigParser()
     parser.read_string(metadata(site, "entry_points.txt"))
-    assert dict(parser["torch_dynamo_backends"]) == {"moe": "moe_mlir.frontends.dynamo:moe"}
+    points = {"torch_dynamo_backends": {"moe": "moe_mlir.frontends.dynamo:moe"},
+              "vllm.general_plugins": {"moe_mlir": "moe_mlir.vllm:register"}}
+    assert {group: dict(parser[group]) for group in points} == points
     assert set(parser["console_scripts"]) == {"moe", *TOOLS}
     (built,) = (BUILD / "python").glob("moe_mlir-*.dist-info/entry_points.txt")
     build_tree = configparser.ConfigParser()
     build_tree.read_string(built.read_text())
-    assert dict(build_tree["torch_dynamo_backends"]) == dict(parser["torch_dynamo_backends"])
+    assert {group: dict(build_tree[group]) for group in points} == points
 
 
 def test_a_wheel_needs_no_llvm_and_names_what_it_contains(site):
