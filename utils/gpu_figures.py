@@ -1,7 +1,7 @@
 """Prints what a GPU took for the kernels, and what can be known of them without one, as Markdown.
 
   python utils/gpu_figures.py [--chip sm_90] [selection|router|mixing|attention|memory ...]
-  python utils/gpu_figures.py --page        writes the tables of docs/Performance.md
+  python utils/gpu_figures.py --page        writes the tables of docs/GPUPerformance.md
   python utils/gpu_figures.py --record DIR  keeps what a report of gpu_check measured
 
 `measured`: times and rates of the last report that was recorded (utils/gpu_model/measured.json).
@@ -47,7 +47,7 @@ from gpu_model import measured, tables
 from gpu_model.calls import router_text
 from gpu_model.sass import assemble, find_tool  # noqa: F401
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "Performance.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "GPUPerformance.md"
 SELECTIONS = [
     (16, 2), (32, 4), (64, 2), (64, 8), (128, 8), (160, 6), (256, 8), (384, 8),
     (512, 10), (1024, 32), (2048, 64),
@@ -254,7 +254,7 @@ def main() -> None:
                         help=f"which of {', '.join(SECTIONS)} (default: all)")
     parser.add_argument("--chip", default="sm_90")
     parser.add_argument("--page", action="store_true",
-                        help="write all tables into docs/Performance.md")
+                        help="write all tables into docs/GPUPerformance.md")
     parser.add_argument("--record", type=Path, metavar="DIR",
                         help="take the times of this report of gpu_check for the measured ones")
     options = parser.parse_args()

@@ -12,7 +12,7 @@ sys.path.insert(0, str(ROOT / "utils"))
 import op_support  # noqa: E402
 
 PAGE = (ROOT / "docs" / "Limits.md").read_text()
-MEASURED = (ROOT / "docs" / "Performance.md").read_text()
+MEASURED = (ROOT / "docs" / "Benchmarks.md").read_text()
 ROWS = re.findall(r"^\| (?:AVX2|AVX-512) \| (`[^`]+`) \| (.*) \|$", PAGE, re.MULTILINE)
 
 
@@ -36,7 +36,7 @@ def test_narrow_and_wide_arguments_are_told_apart():
 def test_a_quoted_time_is_near_a_measured_one(row, quoted):
     """A later measurement moves by some percent; a larger change belongs on the page."""
     lines = [line for line in MEASURED.splitlines() if line.startswith(f"| {row} |")]
-    assert lines, "expected a row of docs/Performance.md"
+    assert lines, "expected a row of docs/Benchmarks.md"
 
     def holds(line):
         measured = numbers(line.removeprefix(f"| {row} |"))

@@ -1,4 +1,4 @@
-"""The results as a page: a part of docs/Performance.md for each CPU, and its chart."""
+"""The results as a page: a part of docs/Benchmarks.md for each CPU, and its chart."""
 
 import html
 import math
@@ -18,12 +18,13 @@ from .machine import Machine
 _BEGIN = "<!-- cpu: {}; written by ./bench --page -->"
 _END = "<!-- cpu: end -->"
 
-_HEAD = """# Performance
+_HEAD = """# Benchmarks
 
-What the kernels reach, beside everything else that a torch user could pick on the same machine in the same process.
-A row is measured again by its command: `./bench --rows 'TITLE'` takes any part of a title. There is a part for each CPU,
-with the vectors of its code in its name: `./bench --page docs/Performance.md` writes that of the machine it runs on, and
-`--records FILE.. --page docs/Performance.md` those of earlier runs with `--json`, put together.
+All rows that were measured on CPUs, with the goals that each has; [Performance](Performance.md) is a summary. Each row compares
+moe-mlir with what a torch user could pick instead, on the same machine and in the same process. `./bench --rows 'TITLE'` measures
+a row again; any part of a title will do. There is a section for each CPU and instruction set:
+`./bench --page docs/Benchmarks.md` writes that of the machine it runs on, and `--records FILE.. --page docs/Benchmarks.md` those of
+earlier runs with `--json`.
 
 """
 

@@ -120,6 +120,11 @@ class _Part:
         return "\n".join([f"### {machine}", "", table(self.rows, self.remarks), "Measured by", *commands, ""])
 
 
+def read_rows(page: str) -> dict[str, list[Row]]:
+    """The rows of each machine in the text of docs/Models.md."""
+    return {machine: part.rows for machine, part in _parts_of(page).items()}
+
+
 def _parts_of(text: str) -> dict[str, _Part]:
     """The parts of a section that was written before, by machine."""
     pieces = re.split(r"^### (.*)\n", text.partition("What the columns mean")[0], flags=re.MULTILINE)
