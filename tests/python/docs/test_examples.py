@@ -23,16 +23,19 @@ import moe_mlir
 from moe_mlir import nn
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "utils"))
+
+from make_notebooks import FENCE, FILE, agrees  # noqa: E402
+
 BUILD = pathlib.Path(moe_mlir.__file__).absolute().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-FENCE = re.compile(r"^```([a-z]+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-FILE = re.compile(r"(?:#|//) ([\w.-]+\.[a-z]+)\n")
 # Commands that set up or test everything: what this suite itself is run by, or what runs them.
 ELSEWHERE = {
     "./run": "run",
     "./test": "test",
     "./bench": "bench",
     "./setup.sh": "setup.sh",
+    "utils/build_wheel.sh": "utils/build_wheel.sh",
     "pip install": "tests/python/packaging/test_wheel.py",
     "cmake -G Ninja": "CMakePresets.json",
     # With checkpoints of a network.
@@ -127,8 +130,7 @@ class Walk:
         self.printed = done.stdout
 
     def compare(self, line, body):
-        pattern = ".*".join(re.escape(part) for part in body.strip().split("..."))
-        assert re.fullmatch(pattern, self.printed.strip(), re.DOTALL), (
+        assert agrees(body, self.printed), (
             f"{self.page.name}:{line}: expected\n{body}found\n{self.printed}")
         self.printed = ""
 
