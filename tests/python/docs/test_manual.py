@@ -139,7 +139,7 @@ def test_links_from_outside_into_the_manual_are_alive(manual, pages):
             found += 1
             page = pages[manual / f"{name}.html"]
             assert not anchor or anchor in page.ids, f"{source.name}: docs/{name}.md#{anchor}"
-    assert found > 20
+    assert found > 10
 
 
 def test_no_product_in_a_formula_is_emphasis(pages):
@@ -164,7 +164,7 @@ def links(path, text):
     ("OwnRouter", "E3", "Spec.html#e3"),
     ("Methods", "topk_renorm", "reference/Selection.html#moe_mlir.topk_renorm"),
     ("Methods", "SymphonySMoE", "reference/Routers.html#moe_mlir.nn.SymphonySMoE"),
-    ("GettingStarted", "moe_mlir.unpack_experts(model)",
+    ("HuggingFace", "moe_mlir.unpack_experts(model)",
      "reference/Weights.html#moe_mlir.unpack_experts"),
 ])
 def test_names_and_labels_are_links(manual, page, text, target):
