@@ -3,6 +3,7 @@
 import json
 import tempfile
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from moe_mlir_bench.models.cpp_program import PACKED, CppProgram
 from moe_mlir_bench.models.near_ties import judge
 from moe_mlir_bench.models.real_widths import build
 from moe_mlir_bench.models.speed import WAYS, main, measure
-from moe_mlir_bench.models.speed_page import Row, table
+from moe_mlir_bench.models.speed_page import Row, read_rows, summary, table
 from moe_mlir_bench.models.ways import Weights
 
 _SMALL = dict(hidden_size=32, intermediate_size=16, num_hidden_layers=1, num_attention_heads=4,
@@ -124,3 +125,23 @@ def test_rows_of_a_page_are_replaced_and_the_rest_stays(tmp_path):
     page.write(written, page.FOLDERS, "All.\n")
     assert page.read(written) == {**sections, page.FOLDERS: "All.\n"}
     assert written.read_text().startswith("# Models\n")
+
+
+def test_a_summary_has_the_fastest_way_of_each_side():
+    rows = [Row("OLMoE", "bf16", way, prompt, steps) for way, prompt, steps in (
+        ("eager, grouped_mm", 100.0, 10.0), ("Inductor", 90.0, 20.0), ("moe_mlir.compile", 200.0, 30.0),
+        ("artifact in C++, packed", 150.0, 50.0), ("eager, moe", None, 15.0))]
+    rows.append(Row("Gemma 4", "f32", "moe_mlir.compile", 7.0, 3.0))
+    lines = summary("a CPU", rows).splitlines()
+    assert lines[0] == "**a CPU**"
+    assert lines[-2:] == [
+        "| OLMoE | bf16 | 10.0 | 20.0 | 50.0 | 2.5x | 100 | 90 | 200 | 2.0x |",
+        "| Gemma 4 | f32 |  |  | 3.0 |  |  |  | 7 |  |"]
+
+
+def test_rows_are_read_from_the_page():
+    pages = Path(__file__).resolve().parents[3] / "docs"
+    machines = read_rows((pages / "Models.md").read_text())
+    assert [len(rows) > 10 for rows in machines.values()] == [True, True]
+    assert {row.model for rows in machines.values() for row in rows} > {"Granite-1B", "Qwen3-MoE"}
+    assert read_rows("# Models\n") == {}

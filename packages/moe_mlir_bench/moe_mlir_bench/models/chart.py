@@ -56,8 +56,8 @@ def _gguf_bars(benchmarks: str) -> dict[str, dict[str, float]]:
 
 # ------------------------------------------------------------------------- drawing
 
-_LEFT, _WIDTH, _RIGHT = 170, 470, 110
-_BAR, _STEP, _GAP, _TOP = 13, 15, 12, 62
+_LEFT, _WIDTH, _RIGHT = 175, 350, 95
+_BAR, _STEP, _GAP, _TOP = 13, 15, 9, 62
 
 
 def draw(groups: Sequence[Group]) -> str:
@@ -67,13 +67,13 @@ def draw(groups: Sequence[Group]) -> str:
     width = _LEFT + _WIDTH + _RIGHT
     body = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12" fill="#1f2933">',
+        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="14" fill="#1f2933">',
         f'<rect width="{width}" height="{height}" rx="6" fill="white"/>',
-        '<text x="14" y="24" font-size="14" font-weight="bold">Decoding on one core, tokens a '
+        '<text x="14" y="24" font-size="16" font-weight="bold">Decoding on one core, tokens a '
         "second (longer is faster)</text>",
     ]
     for place, (name, colour) in enumerate(COLOURS.items()):
-        x = _LEFT + 120 * place
+        x = 14 + 140 * place
         body.append(f'<rect x="{x}" y="37" width="12" height="12" fill="{colour}"/>')
         body.append(f'<text x="{x + 18}" y="47">{name}</text>')
     top = _TOP
@@ -85,7 +85,7 @@ def draw(groups: Sequence[Group]) -> str:
 
 def _draw_group(group: Group, top: int, most: float) -> list[str]:
     middle = top + _STEP * len(group.bars) / 2
-    lines = [f'<text x="14" y="{middle + 3:.0f}"><tspan font-weight="bold">{html.escape(group.model)}'
+    lines = [f'<text x="14" y="{middle + 4:.0f}"><tspan font-weight="bold">{html.escape(group.model)}'
              f"</tspan>, {group.weights}</text>"]
     for place, (name, value) in enumerate(group.bars.items()):
         y, length = top + _STEP * place, _WIDTH * value / most

@@ -13,9 +13,9 @@ _ORDER = (REAL_WIDTHS, FOLDERS, FAMILIES)
 _HEAD = """\
 # Models
 
-Which models run, and how fast: first models of the released widths beside eager and Inductor, then
-whether every model of transformers that has experts is recognised, compiled and decoded, then fifteen
-families in detail.
+How fast models of the released widths are, compared with eager and Inductor; then whether every model of
+transformers that has experts is recognised, compiled and decoded; then fifteen families in detail.
+[Performance](Performance.md) has a chart of three of them.
 """
 
 
