@@ -1,7 +1,8 @@
 """Links where a page names an op, a class, a rule or a paper.
 
 A code span with the name of a function, a class, an op of the dialect or a pass leads to its
-entry in the reference; a label such as E3 or C7 to the rule in Spec.md; P0 to P4 to the list of
+entry in the reference; a label such as E3 or C7 to the rule in the pages of the specification; P0
+to P4 to the list of
 papers in Methods.md, where they are first named in a section. Rules and terms of the glossary get
 anchors.
 """
@@ -14,12 +15,13 @@ from pathlib import Path
 from docutils import nodes
 from sphinx.util.nodes import make_refnode
 
-SPEC, METHODS, GLOSSARY = "Spec", "Methods", "Glossary"
+# The specification has several pages, whose sections are numbered as those of one.
+SPEC, METHODS, GLOSSARY = ("Spec", "SpecPapers", "SpecTests"), "Methods", "Glossary"
 # E1 to E21 and C1 to C21; features and traps have labels that other pages use otherwise.
 LABEL = re.compile(r"\b(?:[EC](?:[1-9]|1\d|2[01])|Trap (?:[1-9]|1[0-3])|P[0234])\b(?!\.\d)")
 # Docstrings name pages, and sections of Spec.md, as one finds them in the source tree.
 PAGE = re.compile(r"\bdocs/(\w+)\.md(?: (\d+(?:\.\d+)?))?")
-# Within Spec.md.
+# Within the specification.
 SECTION = re.compile(r"\bsection (\d+(?:\.\d+)?)\b")
 CALL = re.compile(r"([\w.]+)(\([^()]*\))?")
 # Names that are more often those of a tensor, or of another library's function.
@@ -31,7 +33,7 @@ ALIASES = {"moe_mlir.update_routers": "moe_mlir.nn.update_routers"}
 
 
 def add_anchors(app, doctree):
-    if app.env.docname == SPEC:
+    if app.env.docname in SPEC:
         add_rule_anchors(app.env, doctree)
     elif app.env.docname == GLOSSARY:
         for row in doctree.findall(nodes.row):
@@ -46,16 +48,19 @@ def add_rule_anchors(env, doctree):
             # A row has no anchor in HTML, a cell has.
             target = node if isinstance(node, nodes.list_item) else node[0]
             target["ids"].append(match[1].lower())
-            env.rules[match[1]] = target["ids"][0]
+            env.rules[match[1]] = env.docname, target["ids"][0]
     for section in doctree.findall(nodes.section):
         number = re.match(r"\d+(\.\d+)?", section[0].astext())
         if number:
-            env.rules[number[0]] = section["ids"][0]
-    traps = next(section for section in doctree.findall(nodes.section)
-                 if section[0].astext().startswith("9.4"))
-    for number, item in enumerate(traps.findall(nodes.list_item), 1):
+            env.rules[number[0]] = env.docname, section["ids"][0]
+            if number[0] == "9.4":
+                add_trap_anchors(env, section)
+
+
+def add_trap_anchors(env, section):
+    for number, item in enumerate(section.findall(nodes.list_item), 1):
         item["ids"].append(f"trap-{number}")
-        env.rules[f"Trap {number}"] = f"trap-{number}"
+        env.rules[f"Trap {number}"] = env.docname, f"trap-{number}"
 
 
 def python_names(env):
@@ -143,17 +148,18 @@ def place_of(env, match):
     """(page, anchor) of a label, a page or a section; None if there is none."""
     label = match[0]
     if match.re is PAGE:
-        anchor = env.rules.get(match[2], "") if match[1] == SPEC else ""
-        return (match[1], anchor) if match[1] in env.found_docs else None
+        if match[1] in SPEC and match[2] in env.rules:
+            return env.rules[match[2]]
+        return (match[1], "") if match[1] in env.found_docs else None
     if match.re is SECTION:
-        return (SPEC, env.rules[match[1]]) if match[1] in env.rules else None
+        return env.rules.get(match[1])
     if label.startswith("P"):
         return METHODS, "papers"
-    return (SPEC, env.rules[label]) if label in env.rules else None
+    return env.rules.get(label)
 
 
 def link_labels(app, doctree, docname):
-    patterns = (LABEL, PAGE, SECTION) if docname == SPEC else (LABEL, PAGE)
+    patterns = (LABEL, PAGE, SECTION) if docname in SPEC else (LABEL, PAGE)
     seen = set()
     for text in list(doctree.findall(nodes.Text)):
         if isinstance(text.parent, nodes.literal) or not is_plain(text.parent):
@@ -165,7 +171,7 @@ def link_labels(app, doctree, docname):
             # Not of the label at the head of its rule, nor of a paper in the list of papers.
             if place is None or is_its_own(text, place[1]):
                 continue
-            if docname == SPEC and text.startswith(label):
+            if docname in SPEC and text.startswith(label):
                 continue
             where = id(section_of(text)), label
             if label.startswith("P") and where in seen:
@@ -184,7 +190,7 @@ def resolve(app, doctree, docname):
 
 
 def prepare(app, env, docnames):
-    """`rules`: label or number of a section -> anchor in Spec.md."""
+    """`rules`: label or number of a section -> page of the specification, anchor."""
     if not hasattr(env, "rules"):
         env.rules = {}
 

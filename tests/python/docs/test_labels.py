@@ -1,4 +1,4 @@
-"""Every rule of docs/Spec.md that has a behaviour has a test that carries its label."""
+"""Every rule of the specification that has a behaviour has a test that carries its label."""
 
 import pathlib
 import re
@@ -6,7 +6,8 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-SPEC = (ROOT / "docs" / "Spec.md").read_text()
+SPEC = "".join((ROOT / "docs" / f"{page}.md").read_text()
+               for page in ("Spec", "SpecPapers", "SpecTests"))
 
 # Entries of section 7 that are about the papers' texts, numbers or claims alone.
 WITHOUT_BEHAVIOUR = {

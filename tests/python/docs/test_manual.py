@@ -157,10 +157,11 @@ def links(path, text):
 
 @pytest.mark.parametrize("page, text, target", [
     ("Methods", "E17", "Spec.html#e17"),
-    ("Methods", "C13", "Spec.html#c13"),
+    ("Methods", "C13", "SpecPapers.html#c13"),
     ("Methods", "P4", "#papers"),
-    ("Spec", "E16", "#e16"),
-    ("Spec", "section 7", "#contradictions-and-how-they-are-resolved"),
+    ("SpecTests", "E16", "Spec.html#e16"),
+    ("Spec", "Trap 7", "SpecTests.html#trap-7"),
+    ("Spec", "section 7", "SpecPapers.html#contradictions-and-how-they-are-resolved"),
     ("OwnRouter", "E3", "Spec.html#e3"),
     ("Methods", "topk_renorm", "reference/Selection.html#moe_mlir.topk_renorm"),
     ("Methods", "SymphonySMoE", "reference/Routers.html#moe_mlir.nn.SymphonySMoE"),
