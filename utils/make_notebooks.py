@@ -38,9 +38,8 @@ import moe_mlir
 
 package = moe_mlir.__path__[0]
 os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"]))
-os.environ.setdefault("LIB", package)
-os.environ.setdefault("SOURCE", package)
-os.environ.setdefault("TORCH", torch.__path__[0])'''
+for name, folder in (("LIB", package), ("SOURCE", package), ("TORCH", torch.__path__[0])):
+    os.environ.setdefault(name, folder)'''
 
 
 def agrees(expected, printed):

@@ -4,6 +4,7 @@
 executed in an earlier build into the same folder is kept while its page stays the same.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -25,15 +26,26 @@ def add_link(app, doctree):
     title.parent.insert(title.parent.index(title) + 1, nodes.paragraph("", "", link))
 
 
+def use_this_tree():
+    """Cells find the tools of this build and, for C++, the headers of the sources."""
+    import moe_mlir
+
+    tools = Path(moe_mlir.__file__).absolute().parents[2] / "bin"
+    os.environ["PATH"] = os.pathsep.join((str(tools), os.environ["PATH"]))
+    os.environ.setdefault("SOURCE", str(ROOT))
+
+
 def write(app, error):
     if error is None and app.builder.format == "html":
+        if app.config.moe_mlir_execute_notebooks:
+            use_this_tree()
         for page in make_notebooks.TUTORIALS:
             make_notebooks.write_notebook(Path(app.srcdir) / f"{page}.md", Path(app.outdir) / "notebooks",
                                           run=app.config.moe_mlir_execute_notebooks)
 
 
 def setup(app):
-    app.add_config_value("moe_mlir_execute_notebooks", False, "", [bool, str])
+    app.add_config_value("moe_mlir_execute_notebooks", False, "", bool)
     app.connect("doctree-read", add_link)
     app.connect("build-finished", write)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
