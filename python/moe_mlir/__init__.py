@@ -31,6 +31,9 @@ if TYPE_CHECKING:
         nn as nn,
     )
     from . import (
+        onnx as onnx,
+    )
+    from . import (
         plots as plots,
     )
     from . import (
@@ -185,8 +188,8 @@ _SUBMODULES = (
     "sim",
 )
 
-# Needs transformers, so `from moe_mlir import *` leaves it alone.
-_OPTIONAL = ("hf",)
+# Need transformers, or onnx, so `from moe_mlir import *` leaves them alone.
+_OPTIONAL = ("hf", "onnx")
 
 __all__ = [*_FUNCTIONS, *_SUBMODULES]
 

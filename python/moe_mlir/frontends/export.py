@@ -4,7 +4,7 @@ import inspect
 import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,20 +113,20 @@ class Module:
 
 
 @contextmanager
-def _routing_as_ops(model):
-    """Routers of `moe_mlir.nn` that run their plain-torch meaning are traced as ops."""
+def _routing_by(model, impl):
+    """Routers of `moe_mlir.nn` run by ops ("moe") or by their plain-torch meaning ("torch")."""
     from ..nn import Router
-    switched = [m for m in model.modules() if isinstance(m, Router) and m.impl == "torch"]
-    for router in switched:
-        router.impl = "moe"
+    switched = [(m, m.impl) for m in model.modules() if isinstance(m, Router) and m.impl != impl]
+    for router, _ in switched:
+        router.impl = impl
     try:
         yield
     finally:
-        for router in switched:
-            router.impl = "torch"
+        for router, before in switched:
+            router.impl = before
 
 
-class _Inputs(torch.nn.Module):
+class Inputs(torch.nn.Module):
     """The model as a function of its tensor inputs alone.
 
     torch.export names dynamic dimensions after the forward's parameters, which
@@ -138,6 +138,10 @@ class _Inputs(torch.nn.Module):
         self.wrapped_model = model
         self._leaves, self._spec = leaves, spec
         self.seen = _Seen()
+
+    @classmethod
+    def of(cls, model, example):
+        return cls(model, example.leaves, example.spec)
 
     def forward(self, *tensors):
         rest = iter(tensors)
@@ -246,7 +250,7 @@ class Traced:
         return spec.child(0) if any(self.cache_results) else spec
 
 
-class _Example:
+class Example:
     """Example inputs of a model, as a trace takes them.
 
     Attributes:
@@ -278,18 +282,28 @@ def trace(
     kwargs: Mapping[str, Any] | None = None,
 ) -> torch.export.ExportedProgram:
     """The model's program for example inputs, in core ATen."""
-    return _trace_example(model, _Example(model, args, kwargs, True)).program
+    example = Example(model, args, kwargs, True)
+    return trace_example(model, Inputs.of(model, example), example).program
 
 
-def _trace_example(model, example) -> Traced:
+def trace_example(
+    model: torch.nn.Module, inputs: Inputs, example: Example, *, finish: Callable | None = None,
+    routing: str = "moe",
+) -> Traced:
+    """The program of an example.
+
+    Args:
+        inputs: the model as a function of tensors.
+        finish: changes what torch traced, by default to core ATen.
+        routing: how routers of `moe_mlir.nn` run: by ops ("moe"), or by their meaning ("torch").
+    """
     tensors = _without_aliases(example.tensors, model)
-    inputs = _Inputs(model, example.leaves, example.spec)
     # Sizes 0 and 1 are no special cases of the code that we write, so an
     # example with one token or one sequence still gives a dynamic dimension.
     oblivious = size_oblivious_export()
-    with oblivious, torch.no_grad(), hidden_gradients(), _routing_as_ops(model), \
+    with oblivious, torch.no_grad(), hidden_gradients(), _routing_by(model, routing), \
             loops_as_ops(model), substitutions_as_ops(model), casts_without_effect(), explained():
-        program = decompose(_trace_open(inputs, tensors, example.dims))
+        program = (finish or decompose)(_trace_open(inputs, tensors, example.dims))
     seen = inputs.seen
     return Traced(program, seen.returned_caches,
                   [_with_texts(changes) for changes in seen.cache_changes], seen.cache_results)
@@ -481,14 +495,14 @@ def _export(model, args, dynamic_tokens, kwargs, packed_for="") -> Module:
         leaves = _leaves_of(traced.program)
         return _module(_import(traced, None, {}, bounds_of(model), packed_for), None,
                        model.call_spec.in_spec, leaves)
-    example = _Example(model, args, kwargs, dynamic_tokens)
+    example = Example(model, args, kwargs, dynamic_tokens)
     stored = StoredTraces(model, example.parts, example.tensors, example.dims)
     found = stored.find()
     if found is None:
         # The caller gave no bounds; those that torch derives while it traces (0 and 1 are sizes
         # of their own to it) say nothing about the model.
-        found = _import(_trace_example(model, example), model,
-                        _input_names(model, example.spec, example.leaves), [], packed_for)
+        found = _import(trace_example(model, Inputs.of(model, example), example), model,
+                        input_names(model, example.spec, example.leaves), [], packed_for)
         stored.add(found)
     else:
         for part, changes in zip(caches_of(example.parts), found.cache_changes):
@@ -560,7 +574,7 @@ def _plain(name: str) -> str:
     return name.removeprefix(_PREFIX)
 
 
-def _input_names(model, spec, leaves) -> dict:
+def input_names(model, spec, leaves) -> dict:
     """torch's names of the flat tensor inputs -> the forward's parameter names."""
     args, kwargs = pytree.tree_unflatten(leaves, spec)
     try:

@@ -45,7 +45,11 @@ ELSEWHERE = {
 OPTIONAL = {
     "triton": "Triton is not installed; requirements.txt pins it for Linux on x86-64",
     "vllm": "needs vLLM: utils/check_vllm.py",
+    "onnxruntime": "onnxruntime is not installed; requirements.txt pins it",
+    "onnxscript": "onnxscript is not installed; requirements.txt pins it",
 }
+# What a block calls that imports one of these.
+IMPORTS = {"moe_mlir.onnx.": "import onnxscript"}
 
 
 def fences(page):
@@ -60,6 +64,7 @@ def is_walk(page):
 
 
 def require(code):
+    code += "".join(f"\n{line}" for call, line in IMPORTS.items() if call in code)
     for package, reason in OPTIONAL.items():
         if re.search(rf"^\s*(import|from) {package}\b", code, re.MULTILINE):
             pytest.importorskip(package, reason=reason)
