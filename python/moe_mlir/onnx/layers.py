@@ -106,6 +106,8 @@ def _of_node(node, weights, tanh_gelu) -> tuple[str, str]:
         return weights.layer(given.w_in), _why_not_quantized(given, weights, tanh_gelu)
     if op == "quantized_linear":
         return weights.layer(given.w), _why_not_linear(given, weights)
+    if op == "grouped_topk" and (given.forced is not None or given.num_valid is not None):
+        return "", "expected grouped_topk without 'forced' and 'num_valid', found one of them"
     reason = "" if op in IN_TORCH else _REASONS.get(op) or (
         f"expected ops that ONNX has a form of ({', '.join(IN_TORCH)}), found moe.{op}")
     return weights.layer(getattr(given, "w", None)), reason

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from .. import ops, reference  # noqa: F401  registers torch.ops.moe.*
+from .. import ops  # noqa: F401  registers torch.ops.moe.*
 from ..ops._expert_activation import ExpertActivation
 from ..ops._quantized import Quantization
+from . import selections
 from .code_blocks import Blocks, blocks_of_experts, blocks_of_linear
 
 # The domain of the operators that stand for weights in another layout.
@@ -26,9 +27,8 @@ _MICROSOFT = "com.microsoft"
 # any logarithm of a gate. Not -inf: a token without experts has no other, and their softmax is NaN.
 _NO_EXPERT = -6e4
 
-# Our ops that a file has as their meaning in plain torch.
-IN_TORCH = ("ac_logits", "cosine_logits", "densify", "grouped_topk", "hyper_router", "make_finite",
-            "router_logits", "threshold_renorm", "topk_renorm")
+# Our ops that a file has in operators of ONNX.
+IN_TORCH = ("grouped_topk", "router_logits", "topk_renorm")
 
 # ---- what the nodes compute between an expert's layers ------------------------------------
 
@@ -68,10 +68,9 @@ def decompositions(*, tanh_gelu: bool) -> dict[Any, Callable]:
              moe.run_quantized_experts.default:
                  functools.partial(_run_quantized_experts, tanh_gelu=tanh_gelu),
              moe.quantized_linear.default: _quantized_linear}
-    table = {op: _with_names(op, function) for op, function in table.items()}
     for name in IN_TORCH:
-        op = getattr(moe, name).default
-        table[op] = _by_names(op, getattr(reference, name))
+        table[getattr(moe, name).default] = getattr(selections, name)
+    table = {op: _with_names(op, function) for op, function in table.items()}
     # onnxruntime has no kernel for a choice between bools.
     table[torch.ops.aten.where.self] = _where
     return table
@@ -87,19 +86,6 @@ def _with_names(op, function):
         return function(SimpleNamespace(**found))
 
     return of_arguments
-
-
-def _by_names(op, function):
-    """A function of our references; where an op has a number and a tensor for it, it takes either."""
-    def of_namespace(given):
-        named = vars(given)
-        for name in [name for name in named if name.endswith("_value")]:
-            tensor = named.pop(name)
-            if tensor is not None:
-                named[name.removesuffix("_value")] = tensor
-        return function(**named)
-
-    return _with_names(op, of_namespace)
 
 
 def _where(condition, x, other):

@@ -24,7 +24,7 @@ _KEEP = {"view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze",
          "index_select", "index", "take_along_dim", "topk", "sort", "cat", "stack", "repeat",
          "repeat_interleave", "concat", "concatenate", "sum", "mean", "amax", "amin", "max", "min", "cumsum", "pow", "split",
          "chunk", "unbind", "copy", "lift_fresh_copy", "zeros_like", "new_zeros", "zeros",
-         "densify", "round", "floor", "clamp_max"}
+         "round", "floor", "clamp_max"}
 # Never negative where none of their operands is.
 _BOTH = {"add", "mul", "div", "maximum", "minimum", "true_divide", "matmul", "mm", "bmm"}
 _PLACES = {"scatter", "scatter_add", "scatter_reduce", "masked_fill", "where", "index_put"}
@@ -82,8 +82,6 @@ class _Proof:
         if name in ("topk_renorm", "grouped_topk"):
             of_scores = given.kind == "probs" if name == "topk_renorm" else given.score == "none"
             return given.route_scale >= 0 and (not of_scores or self.holds(given.scores))
-        if name == "threshold_renorm":
-            return self.holds(given.p)
         return False
 
 

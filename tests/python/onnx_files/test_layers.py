@@ -190,6 +190,10 @@ SELECTIONS = {
     "softmax": lambda scores: moe_mlir.topk_renorm(scores, K),
     "as they are": lambda scores: moe_mlir.topk_renorm(scores.softmax(-1), K, kind="probs",
                                                        renorm=False, route_scale=2.0),
+    "sigmoid": lambda scores: moe_mlir.grouped_topk(scores, K, eps=1e-6, route_scale=1.5),
+    "best groups": lambda scores: moe_mlir.grouped_topk(
+        scores, K, score="softmax", n_group=2, topk_group=1, group_score="max", renorm=False),
+    "masked": lambda scores: moe_mlir.topk_renorm(scores, K, mask=scores[:, 0] > 0),
     "groups": lambda scores: moe_mlir.grouped_topk(scores, K, n_group=3, topk_group=2,
                                                    bias=torch.arange(EXPERTS) * 0.5),
 }

@@ -96,4 +96,4 @@ def _names_for_type_checkers():
 
 def test_type_checkers_see_every_public_name():
     """They do not run the `__getattr__` by which names are loaded at their first use."""
-    assert _names_for_type_checkers() == {*moe_mlir.__all__, "hf"}
+    assert _names_for_type_checkers() == {*moe_mlir.__all__, "hf", "onnx"}
