@@ -14,6 +14,7 @@ import torch
 
 from .._support.command_line import Parser, add_json, print_json
 from ..frontends.explain import explain
+from ..raising.site import RouterMatch
 
 
 class _Target(NamedTuple):
@@ -100,6 +101,25 @@ def _find(text: str) -> _Target:
     return _of_family(text)
 
 
+def _equal_together(found: Sequence[RouterMatch]) -> list[str]:
+    """One text for all routers of which the same is true, as those of a model's layers."""
+    groups: dict[RouterMatch, list[RouterMatch]] = {}
+    for match in found:
+        groups.setdefault(dataclasses.replace(match, module="", location=""), []).append(match)
+    return [_with_names(equal) for equal in groups.values()]
+
+
+def _with_names(equal: list[RouterMatch]) -> str:
+    first, last = equal[0], equal[-1]
+    if len(equal) == 1:
+        return str(first)
+    if first.module and first.module != last.module:
+        first = dataclasses.replace(first, module=f"{first.module} to {last.module}")
+    if len({match.location for match in equal}) > 1:
+        first = dataclasses.replace(first, location=f"{first.location} to {last.location}")
+    return f"{len(equal)} routers, {first}"
+
+
 def _explain_op(options) -> int:
     from .op_arguments import arguments, describe
 
@@ -129,8 +149,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         print_json([dataclasses.asdict(match) for match in found])
         return 0
-    print(*found, f"{sum(match.recognised for match in found)} of {len(found)} recognised",
-          sep="\n")
+    print(*_equal_together(found),
+          f"{sum(match.recognised for match in found)} of {len(found)} recognised", sep="\n")
     return 0
 
 

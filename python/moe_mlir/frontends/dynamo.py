@@ -20,7 +20,7 @@ from ..raising.experts import raise_experts
 from ..raising.join_experts import join_experts
 from ..raising.match import find_routers
 from ..raising.raise_routing import raise_routing
-from ..raising.words import describe_site
+from ..raising.words import FORM_NAMES, describe_site
 
 _log = logging.getLogger("moe_mlir.backend")
 _RESTS = ("inductor", "eager")
@@ -85,7 +85,7 @@ def _raise_before_autograd(module, trains=False):
     whole, graphs = trace_before_autograd(module)
     sites = [describe_site(site) for graph in graphs for site in find_routers(graph.graph)]
     for site in sites:
-        _log.info("%s: %s", site.location, site.reason or f"raised ({site.form})")
+        _log.info("%s: %s", site.location, site.reason or f"recognised: {FORM_NAMES.get(site.form, site.form)}")
     rows = [rows for graph in graphs for rows in find_rows(graph.graph)]
     for taker in rows:
         _log.info("%s: %s", describe(taker.taker), taker.left or "takes its attention's rows")

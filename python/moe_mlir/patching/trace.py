@@ -67,7 +67,7 @@ def trace_forward(state: ModuleState, weights: Sequence[Kind | None], inputs: Ma
     except Exception as error:  # whatever the model's code leads torch to
         return Traced(reasons=(_in_words(error),))
     sites = find_selections(graph.graph)
-    reasons = tuple(dict.fromkeys(site.reason.removeprefix("not raised: ") for site in sites
+    reasons = tuple(dict.fromkeys(site.reason.removeprefix("not recognised: ") for site in sites
                                   if site.reason))
     # The layer stays torch's, so that logits are the model's own to the last bit.
     if not raise_routing(graph, layers=False):

@@ -48,7 +48,7 @@ class RouterMatch:
 
     def __str__(self) -> str:
         name = f"{self.module} ({self.location})" if self.module else self.location
-        lines = [f"{name}: {self.description} ({self.form})"]
+        lines = [f"{name}: {self.description}"]
         lines += [x for x in (self.reason, self.left and f"left as it is: {self.left}", self.ties,
                               *self.edges) if x]
         return "\n  ".join(lines)
@@ -109,7 +109,7 @@ class Site:
         return size if isinstance(size, int) else -1
 
     def reject(self, reason: str) -> None:
-        self.reason = self.reason or f"not raised: {reason}"
+        self.reason = self.reason or f"not recognised: {reason}"
 
     def leave(self, part: str) -> None:
         self.left = f"{self.left}; {part}" if self.left else part

@@ -123,6 +123,31 @@ def test_explain_reads_a_checkpoint_without_its_weights(capsys, tmp_path):
     assert status == 0 and printed.out.endswith("1 of 1 recognised\n")
 
 
+def test_explain_says_once_what_is_true_of_many_routers(capsys, tmp_path):
+    (tmp_path / "model.py").write_text("""
+import torch
+class Layer(torch.nn.Module):
+    def __init__(self, k):
+        super().__init__()
+        self.gate, self.k = torch.nn.Linear(8, 8), k
+    def forward(self, x):
+        return self.gate(x).softmax(-1).topk(self.k)
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(map(Layer, (2, 2, 3, 2)))
+    def forward(self, x):
+        return [layer(x) for layer in self.layers]
+def make():
+    return Model(), (torch.randn(4, 8),)
+""")
+    status, printed = run(capsys, "explain", f"{tmp_path}/model.py:make")
+    lines = [line for line in printed.out.splitlines() if not line.startswith(" ")]
+    assert status == 0 and len(lines) == 3
+    assert lines[0].startswith("3 routers, ") and "the 2 largest of a softmax" in lines[0]
+    assert "the 3 largest of a softmax" in lines[1] and lines[2] == "4 of 4 recognised"
+
+
 def test_compile_run_and_phases(tmp_path, capsys):
     artifact, dumps = tmp_path / "router.artifact", tmp_path / "dumps"
     done = moe("compile", ROUTER, "-o", artifact, f"--dump-phases-to={dumps}")
