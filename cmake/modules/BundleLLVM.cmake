@@ -84,6 +84,8 @@ function(moe_add_compiler_library)
       break()
     endif()
   endforeach()
-  target_link_options(moe_compiler PRIVATE -Wl,-O2,--gc-sections,-z,defs,--version-script=${exports})
+  # By the build ID the disk cache tells one compiler from another (compiler/code_id.py).
+  target_link_options(moe_compiler PRIVATE
+    -Wl,-O2,--gc-sections,-z,defs,--build-id=sha1,--version-script=${exports})
   set_target_properties(moe_compiler PROPERTIES LINK_DEPENDS "${exports};${paths}")
 endfunction()

@@ -153,7 +153,6 @@ static void buildLLVMStage(OpPassManager &manager) {
   manager.addPass(createConvertVectorToLLVMPass());
   manager.addPass(createConvertMathToLLVMPass());
   manager.addPass(createConvertMathToLibmPass());
-  // The next pass leaves memref.reshape as it is.
   // The runtime's functions for memory: they do not return without it.
   FinalizeMemRefToLLVMConversionPassOptions memory;
   memory.useGenericFunctions = true;

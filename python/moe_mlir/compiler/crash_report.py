@@ -4,7 +4,7 @@ When the compiler refuses what we gave it, the module goes to a file that says
 how it was compiled, and the error names the file and the one command that
 compiles it again:
 
-    python -m moe_mlir.crash_report FILE.mlir [--phases DIR]
+    moe reproduce FILE.mlir [--phases DIR]
 
 The file is MLIR text, so moe-opt and moe-reduce read it as well. It holds no
 weights. MOE_MLIR_REPRODUCER_DIR names the folder; by default it is a new one of
@@ -41,7 +41,7 @@ def explain(error: MoeError, kind: str, text: str, target: str) -> MoeError:
     try:
         path = write(folder(), kind, text, target, str(error))
         hint = (f"the module is in {path}; compile it again with "
-                f"`python -m moe_mlir.crash_report {path}`")
+                f"`moe reproduce {path}`")
     except OSError as reason:
         path, hint = None, f"no file that reproduces this could be written: {reason}"
     explained = type(error)(f"{error}\n{hint}")

@@ -2,14 +2,12 @@
 
 Environment: see `moe_mlir.compiler.cache` and `moe_mlir._support.log`; MOE_MLIR_DUMP_DIR names a
 folder that gets the IR after every pass of every compilation, one subfolder
-each (`python -m moe_mlir.phases` makes a page of it). MOE_MLIR_KERNELS names a
+each (`moe phases` makes a page of it). MOE_MLIR_KERNELS names a
 folder of packed kernels, which are then the only ones for GPUs.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import logging
 import os
 import re
@@ -26,6 +24,7 @@ from .._support.log import logger
 from .._support.progress import Clock
 from . import cache, crash_report
 from .chips import runnable_chips
+from .code_id import compiler_id
 from .uncached import compile_bytes, target_cpu, tuned
 
 if TYPE_CHECKING:
@@ -137,7 +136,7 @@ def load_or_compile(text: str, pipeline: str = "moe-to-cpu") -> Executable:
 def _cached(kind, text, target, *machine):
     """The bytes of a compilation; `machine` is what they depend on beside the target."""
     target_key = "\0".join((target, *machine))
-    key = cache.make_key(kind, text, target_key, native().llvm_version(), _library_id())
+    key = cache.make_key(kind, text, target_key, native().llvm_version(), compiler_id())
     dump_root = os.environ.get("MOE_MLIR_DUMP_DIR")
     store = cache.open_default()
     # Who wants to see the passes work wants them to run.
@@ -171,10 +170,3 @@ def _compile_and_tell(kind, text, target, dump):
     for remark in remarks:
         logger("remarks").info("%s", remark)
     return payload
-
-
-@functools.cache
-def _library_id() -> bytes:
-    """Changes with every build of the compiler, which is inside the native module."""
-    with open(native().__file__, "rb") as file:
-        return hashlib.sha256(file.read()).digest()

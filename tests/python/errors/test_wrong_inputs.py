@@ -391,7 +391,7 @@ def an_unknown_option(folder):
     return tool("moe-compile", ROUTER, "-o", folder / "out", "--no-such-option")
 
 
-@case("expected", "python -m moe_mlir.crash_report", r"-:1:\d+: error")
+@case("expected", "moe reproduce", r"-:1:\d+: error")
 def a_module_of_ours_that_does_not_compile(folder):
     return error_of(jit.compile_cached, "func.func @f( {")
 

@@ -93,9 +93,10 @@ def test_objects_call_only_what_every_process_has(every_kernel, shared_cache, cp
 def object_for(text: str, cpu: str, store) -> bytes:
     """The object of a module, from an earlier run of the tests if the compiler is the same."""
     from moe_mlir._native import native
-    from moe_mlir.compiler import cache, jit
+    from moe_mlir.compiler import cache
+    from moe_mlir.compiler.code_id import compiler_id
 
-    key = cache.make_key("object for a level", text, cpu, jit._library_id())
+    key = cache.make_key("object for a level", text, cpu, compiler_id())
     if (found := store.load(key)) is None:
         found = native().compile_object(text, cpu=cpu)
         store.store(key, found)

@@ -11,6 +11,7 @@ import time
 
 import pytest
 from conftest import AFFINE
+from support import BUILD
 
 from moe_mlir._support import environment, log
 from moe_mlir._support.progress import Clock
@@ -168,10 +169,10 @@ def test_a_failed_compilation_names_the_command_that_repeats_it(moe):
     with pytest.raises(moe.MoeError) as caught:
         jit.compile_cached("func.func @f( {")
     error = caught.value
-    command = f"python -m moe_mlir.crash_report {error.reproducer}"
+    command = f"moe reproduce {error.reproducer}"
     assert command in str(error) and error.diagnostics
     assert error.reproducer.stat().st_mode & 0o777 in (0o644, 0o600)
-    done = subprocess.run([sys.executable, *command.split()[1:]], capture_output=True, text=True,
+    done = subprocess.run([BUILD / "bin" / "moe", *command.split()[1:]], capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
     assert done.returncode == 1
     assert error.diagnostics[0].partition("error: ")[2] in done.stderr

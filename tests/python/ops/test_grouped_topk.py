@@ -16,9 +16,19 @@ from op_judge import (
 
 import moe_mlir
 from moe_mlir import reference
+from moe_mlir.formulas import SCORE_FUNCTIONS
 
 SCORES = ("softmax", "sigmoid", "sqrtsoftplus", "none")
 DEEPSEEK = dict(n_group=8, topk_group=4, route_scale=2.5)
+
+
+@pytest.mark.parametrize("name", [name for name in SCORE_FUNCTIONS if name != "softmax"])
+def test_a_score_function_is_increasing(name):
+    """Kernels select by the logits where nothing is added to the scores: the order must be the same."""
+    x = torch.cat([torch.linspace(-30, 30, 100_001, dtype=torch.float64),
+                   torch.logspace(-300, 30, 1001, dtype=torch.float64)])
+    scores = SCORE_FUNCTIONS[name](x.sort().values)
+    assert (scores.diff() >= 0).all() and scores[0] < scores[-1]
 
 
 def logits(n, experts, seed=0, scale=3.0):

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 import moe_mlir
+from moe_mlir.compiler import code_id
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = Path(moe_mlir.__file__).absolute().parents[2]
@@ -99,6 +100,11 @@ def test_the_native_module_is_for_every_newer_python(site):
     asked = {line.split()[-1] for line in shown.stdout.splitlines()}
     assert "PyTuple_GetItem" in asked  # in place of a macro, which looks into the tuple
     assert not [name for name in asked if name.startswith("_Py") and name not in STABLE]
+
+
+def test_the_disk_cache_tells_compilers_apart_without_reading_all_of_them(site):
+    library = site / "moe_mlir" / "libmoe_compiler.so"
+    assert library.stat().st_size > 50e6 and len(code_id.file_id(library)) == 20
 
 
 # Of the stable ABI, for what its macros call.
@@ -190,6 +196,7 @@ def test_import_loads_nothing_but_the_ops(environment):
 import sys, torch
 before = set(sys.modules)
 import moe_mlir
+from moe_mlir.compiler import code_id
 print(*sorted(set(sys.modules) - before))
 """).split()
     assert "moe_mlir.ops.topk_renorm" in loaded
