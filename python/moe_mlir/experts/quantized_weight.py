@@ -134,8 +134,7 @@ def quantize_weight(
     zeros = None
     if format in _LARGEST:
         scales = _scales_of_floats(groups, _LARGEST[format], exponents).to(dtype)
-        nearest = _nearest_e2m1 if format == "fp4_e2m1" else _nearest_e4m3
-        codes = nearest(groups, scales.float())
+        codes = _NEAREST[format](groups, scales.float())
     elif symmetric:
         scales, codes = _symmetric(groups, FORMATS[format], dtype)
     else:
@@ -191,6 +190,9 @@ def _nearest_e2m1(groups, scales):
     tie = ratios.abs() == between[codes.clamp(max=6)]
     codes = torch.where(tie & (codes % 2 == 1), codes + 1, codes)
     return (codes + 8 * (ratios < 0)).to(torch.uint8)
+
+
+_NEAREST = {"fp4_e2m1": _nearest_e2m1, "fp8_e4m3": _nearest_e4m3}
 
 
 def quantized(

@@ -16,7 +16,7 @@ a weight is `scale value(code) - minimum`.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -32,24 +32,33 @@ BLOCK = 32
 SUPERBLOCK = 256
 
 
+# The values of the codes of fp4_e2m1.
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1 = torch.tensor([*_E2M1, *(-value for value in _E2M1)])
+
+
+def _values_e4m3(codes: torch.Tensor) -> torch.Tensor:
+    # Kernels read the two codes of NaN, which no weight has, as the next number.
+    floats = codes.view(torch.float8_e4m3fn).float()
+    return torch.where(codes & 127 == 127, torch.where(codes > 127, -480.0, 480.0), floats)
+
+
 class Format(NamedTuple):
     """What codes stand for."""
 
     bits: int
     zero: int                # the code that stands for 0 where there are no zeros
     takes_zeros: bool
+    values: Callable[[torch.Tensor], torch.Tensor]  # of codes, float32, before zeros and scales
 
 
 FORMATS = {
-    "int4": Format(4, 8, True),
-    "int6": Format(6, 32, True),
-    "int8": Format(8, 128, True),
-    "fp4_e2m1": Format(4, 0, False),
-    "fp8_e4m3": Format(8, 0, False),
+    "int4": Format(4, 8, True, torch.Tensor.float),
+    "int6": Format(6, 32, True, torch.Tensor.float),
+    "int8": Format(8, 128, True, torch.Tensor.float),
+    "fp4_e2m1": Format(4, 0, False, lambda codes: E2M1.to(codes.device)[codes.long()]),
+    "fp8_e4m3": Format(8, 0, False, _values_e4m3),
 }
-# The values of the codes of fp4_e2m1.
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-E2M1 = torch.tensor([*_E2M1, *(-value for value in _E2M1)])
 
 ROUNDINGS = ("none", "int8")
 
@@ -163,6 +172,7 @@ def pack_rows(
 
 def _to_words(codes, bits):
     """Of codes `[rows, in]` the lines, `[rows, t]`: int32, four bytes each."""
+    assert bits in (4, 6, 8)
     words = codes.view(torch.int32)
     if bits == 8:
         return words
@@ -225,12 +235,7 @@ def unpack_scales(panels: torch.Tensor, out: int, *, halves: bool) -> torch.Tens
 
 def values(codes: torch.Tensor, format: str) -> torch.Tensor:
     """What codes stand for, float32, before zeros and scales."""
-    if format == "fp4_e2m1":
-        return E2M1.to(codes.device)[codes.long()]
-    if format == "fp8_e4m3":
-        floats = codes.view(torch.float8_e4m3fn).float()
-        return torch.where(codes & 127 == 127, torch.where(codes > 127, -480.0, 480.0), floats)
-    return codes.float()
+    return FORMATS[format].values(codes)
 
 
 def of_two_levels(steps: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
