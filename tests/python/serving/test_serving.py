@@ -130,6 +130,16 @@ def test_a_compiled_graph_gives_the_same_tokens(tmp_path):
         assert [tokens for tokens, _ in generate(llm)] == expected
 
 
+@pytest.mark.parametrize("by_experts", [False, True], ids=["features", "experts"])
+def test_two_processes_give_the_same_tokens(tmp_path, by_experts):
+    """Each has a part of every expert, or half of the experts."""
+    build("Mixtral").save_pretrained(tmp_path)
+    with serving(tmp_path) as llm:
+        expected = [tokens for tokens, _ in generate(llm)]
+    with serving(tmp_path, tensor_parallel_size=2, enable_expert_parallel=by_experts) as llm:
+        assert [tokens for tokens, _ in generate(llm)] == expected
+
+
 @pytest.mark.parametrize(("change", "message"), [
     ({"format": "int5"}, "expected 'format' to be one of 'int4'.*found 'int5'"),
     ({"groups": 32}, "expected 'names' to be one of 'format'.*found 'groups'"),
