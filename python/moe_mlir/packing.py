@@ -119,7 +119,7 @@ def pack_linears(model: torch.nn.Module) -> int:
     Args:
         model: any module. Layers of type `torch.nn.Linear` are packed, and DeepSeek-V4's
             projections by groups, not those of other derived classes. Routers, whose names contain "router" or end in "gate", keep their weights,
-            so that they are still recognised.
+            so that they are still recognised, and so do PEFT's adapters, so that they can be trained.
 
     Returns:
         the number of layers packed. A layer that cannot be packed gets a warning with the reason:
@@ -231,6 +231,9 @@ def _pack_linears(model, refuse: Callable[[str], None], loan: Loan | None = None
         groups = _groups(module)
         if groups == 0 or is_of_router(name) or module.in_features == 0 or \
                 not _unpacked(module, ["weight"]):
+            continue
+        # What PEFT trains keeps its gradients; a loan ends when it is trained.
+        if loan is None and layers.is_trained_by_peft(module):
             continue
         if reason := _why_not_linear(layers, module, groups):
             refuse(_refusal(name, module, reason))

@@ -64,7 +64,7 @@ def quantize(
             routers. A head whose weight is that of the embedding gets codes of its own, and the
             embedding keeps the weight: of transformers' models `config.tie_word_embeddings`
             becomes False. Experts of transformers run with the experts implementation "moe" from
-            then on.
+            then on. PEFT's adapters stay as they are, so that they can be trained.
         format: "int4", "int6" or "int8"; "fp8" (8-bit floats, 4 bits of exponent and 3 of mantissa);
             "mxfp4" or "mxfp8" (4-bit and 8-bit floats, scales that are powers of two).
         group: how many input features share a scale: 8, 16, a multiple of 32, or 0 for all of a
@@ -144,7 +144,8 @@ def _replace_experts(model, of: Callable) -> int:
 def _replace_linears(model, of: Callable) -> int:
     layers, count = ModelLayers(model), 0
     for name, module in model.named_modules():
-        if type(module) is not torch.nn.Linear or is_of_router(name):
+        if type(module) is not torch.nn.Linear or is_of_router(name) \
+                or layers.is_trained_by_peft(module):
             continue
         if reason := (layers.why_not_linear(module, may_be_tied=True)
                       or _why_not(module, ["weight"])):

@@ -96,6 +96,18 @@ class QuantizedWeight(torch.nn.Module):
                 state_dict[f"{prefix}{name}"] = pack_scales(
                     unpack_scales(of_groups, out, halves=self.halves), halves=self.halves)
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if not hasattr(torch.Tensor, name):
+                raise
+        # Code that takes it for a tensor, such as PEFT's merging. Still an AttributeError, for
+        # hasattr.
+        raise AttributeError(
+            f"expected a weight of floats for '{name}', found codes ({self.quantization.format}); "
+            "read .dequantize(), and merge adapters before moe_mlir.quantize(model)")
+
     def extra_repr(self) -> str:
         format, group, activations = self.quantization
         rounded = "" if activations == "none" else f", activations={activations}"

@@ -1,6 +1,7 @@
 """Which layers of a model have weights that may be stored in another order, or rounded."""
 
 from collections import Counter
+from collections.abc import Collection
 
 import torch
 
@@ -15,6 +16,8 @@ from ..ops._expert_activation import ExpertActivation
 # Modules that read the weights of the layers in them: torch's, those that `hf.patch` gives another
 # forward, and PEFT's adapters of experts, which put a parametrization around a weight.
 _READERS = {"TransformerEncoderLayer", "SwitchTransformersExperts", "ParamWrapper"}
+# PEFT's modules around a layer, and what the layer itself is in them; the rest is trained.
+_ADAPTERS = {"BaseTunerLayer": "base_layer", "AuxiliaryTrainingWrapper": "original_module"}
 
 
 class ModelLayers:
@@ -32,8 +35,15 @@ class ModelLayers:
         # Layers whose weights another module gives to a fused op itself.
         self._read = {
             id(layer) for module in model.modules()
-            if any(base.__name__ in _READERS for base in type(module).__mro__)
+            if _is_a(module, _READERS)
             for layer in module.modules()}
+        self._wrapped = {
+            id(layer) for module in model.modules() if _is_a(module, {"ParamWrapper"})
+            for layer in module.modules()}
+        self._trained_by_peft = {
+            id(part) for module in model.modules() for name, part in module.named_modules()
+            if name and any(_is_a(module, {kind}) and name.split(".")[0] != layer
+                            for kind, layer in _ADAPTERS.items())}
 
     def why_not_experts(self, module: torch.nn.Module, *, any_implementation: bool = False) -> str:
         """Why the weights of a layer of experts must lie as they do; empty if they may change."""
@@ -48,7 +58,7 @@ class ModelLayers:
     def why_no_kernel(self, module: torch.nn.Module) -> str:
         """Why no kernel computes a layer of experts, whatever its weights are; empty if one does."""
         if self.is_read_elsewhere(module):
-            return "a module around it reads its weights without calling it"
+            return self._why_read_elsewhere(module, "weights")
         if isinstance(getattr(module, "router", None), SoftMoE):
             return "a soft router uses its weights in other products"
         if type(module) is not MoELayer and has_post_expert_norm(module):
@@ -59,10 +69,20 @@ class ModelLayers:
         """Whether a module around a layer reads its weights without calling it."""
         return id(module) in self._read
 
+    def _why_read_elsewhere(self, module, weights) -> str:
+        if id(module) in self._wrapped:
+            return (f"an adapter of PEFT adds to its {weights} in each call (target_parameters); "
+                    "call model.merge_and_unload() before")
+        return f"a module around it reads its {weights} without calling it"
+
+    def is_trained_by_peft(self, module: torch.nn.Module) -> bool:
+        """Whether a layer is an adapter, or a copy of a layer that PEFT trains."""
+        return id(module) in self._trained_by_peft
+
     def why_not_linear(self, module: torch.nn.Module, *, may_be_tied: bool = False) -> str:
         """The same of a linear layer; `may_be_tied`: its weight may be an embedding's, too."""
         if self.is_read_elsewhere(module):
-            return "a module around it reads its weight without calling it"
+            return self._why_read_elsewhere(module, "weight")
         return self._why_not_weights(module, ["weight"],
                                      self._of_embedding if may_be_tied else set())
 
@@ -85,6 +105,11 @@ class ModelLayers:
             return ("other tensors have the memory of its weights: a tied weight, or a value of "
                     "state_dict() or .data that is still held")
         return ""
+
+
+def _is_a(module, names: Collection[str]) -> bool:
+    """By the names of its classes: what is not imported need not be installed."""
+    return any(base.__name__ in names for base in type(module).__mro__)
 
 
 def is_experts(module: torch.nn.Module) -> bool:

@@ -367,7 +367,7 @@ class ParamWrapper(torch.nn.Module):
 
 def test_experts_that_an_adapter_parametrizes_stay_as_they_are():
     model = ParamWrapper(build(Experts))
-    with pytest.warns(UserWarning, match="a module around it reads its weights without calling it"):
+    with pytest.warns(UserWarning, match="an adapter of PEFT adds to its weights in each call"):
         assert moe_mlir.pack_experts(model) == 0
 
 
