@@ -8,11 +8,14 @@ model runs.
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .formulas import entropy
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 __all__ = [
     "RoutingMonitor",
@@ -254,15 +257,8 @@ class RoutingMonitor:
         nats, `instability`, `fluctuation`, `adjacency` [E, E]; None where a
         router has no such thing.
         """
-        of_windows = {
-            "load": lambda w: (w["load"] / w["load"].sum().clamp(min=1)).tolist(),
-            "load_std": lambda w: float(_load_std(w["load"])),
-            "entropy": lambda w: float(w["entropy"] / w["tokens"].clamp(min=1)),
-            "instability": lambda w: float(_instability(w["table"])),
-            "adjacency": lambda w: w["adjacency"].cpu(),
-        }
         history = {}
-        for name, read in of_windows.items():
+        for name, read in _OF_WINDOWS.items():
             history[name] = [
                 [self._read(read, window[layer]) for layer in sorted(window)]
                 for window in self._windows
@@ -273,12 +269,70 @@ class RoutingMonitor:
         ]
         return history
 
+    def write(self, writer: "SummaryWriter", step: int, prefix: str = "routing") -> None:
+        """Writes the newest window, and the newest pair of probes, for TensorBoard.
+
+        Each layer has the scalars `load_std`, `entropy`, `instability` and `fluctuation`, in the
+        units of `history()`; what a router does not have is left out. The histogram `load` has a
+        bar for each expert: how often it was chosen, expert `e` from `e - 0.5` to `e + 0.5`.
+        A tag is `prefix`, the name of the router in the model, and the metric, as in
+        `routing/layers.0.router/entropy`. Values are read from the device.
+
+        Args:
+            writer: a `torch.utils.tensorboard.SummaryWriter`, or what has its `add_scalar` and
+                `add_histogram_raw`.
+            step: the number on the x-axis, such as that of optimizer steps.
+            prefix: the first part of each tag.
+
+        Raises:
+            ValueError: no window has ended.
+
+        >>> monitor = RoutingMonitor(model)
+        >>> y = model(torch.randn(64, 16))
+        >>> monitor.end_window()
+        >>> monitor.write(SummaryWriter("runs"), step=1)
+        """
+        if not self._windows:
+            raise ValueError("RoutingMonitor.write: expected a window that has ended, found none; "
+                             "call end_window() before")
+        for layer, window in self._windows[-1].items():
+            tag = f"{prefix}/{self.names[layer] or 'router'}"
+            for name in ("load_std", "entropy", "instability"):
+                value = self._read(_OF_WINDOWS[name], window)
+                if value is not None:
+                    writer.add_scalar(f"{tag}/{name}", value, step)
+            writer.add_histogram_raw(f"{tag}/load", **_bars(window["load"]), global_step=step)
+        if len(self._probes) > 1:
+            before, after = self._probes[-2:]
+            for layer in sorted(set(before) & set(after)):
+                writer.add_scalar(f"{prefix}/{self.names[layer] or 'router'}/fluctuation",
+                                  _fluctuation(before[layer], after[layer]), step)
+
     @staticmethod
     def _read(read, window):
         try:
             return read(window)
         except KeyError:
             return None
+
+
+# What is read of what a window added up.
+_OF_WINDOWS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "load": lambda w: (w["load"] / w["load"].sum().clamp(min=1)).tolist(),
+    "load_std": lambda w: float(_load_std(w["load"])),
+    "entropy": lambda w: float(w["entropy"] / w["tokens"].clamp(min=1)),
+    "instability": lambda w: float(_instability(w["table"])),
+    "adjacency": lambda w: w["adjacency"].cpu(),
+}
+
+
+def _bars(counts):
+    """A histogram of expert numbers, one bar each, from how often each was chosen."""
+    counts = counts.cpu().double()
+    experts = torch.arange(len(counts), dtype=torch.double)
+    return dict(min=0, max=len(counts) - 1, num=int(counts.sum()), sum=float(counts @ experts),
+                sum_squares=float(counts @ experts**2), bucket_limits=(experts + 0.5).tolist(),
+                bucket_counts=counts.tolist())
 
 
 def _fluctuation(before, after):
