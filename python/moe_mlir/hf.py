@@ -15,6 +15,7 @@ import torch
 
 from ._support.modules import require_module
 from ._transformers.experts_interface import experts_forward, register_experts
+from ._transformers.kernel_layers import kernel_mapping
 from .patching.expert_loops import FORMS, is_expert_loop, known_experts, loop_forward
 from .patching.known_forwards import EXPERTS, ROUTERS
 from .patching.model_code import is_model_class
@@ -149,4 +150,4 @@ def _why_not(module, place) -> str:
             "what wraps it")
 
 
-__all__ = ["experts_forward", "patch", "register_experts", "unpatch"]
+__all__ = ["experts_forward", "kernel_mapping", "patch", "register_experts", "unpatch"]
