@@ -47,9 +47,14 @@ OPTIONAL = {
     "vllm": "needs vLLM: utils/check_vllm.py",
     "onnxruntime": "onnxruntime is not installed; requirements.txt pins it",
     "onnxscript": "onnxscript is not installed; requirements.txt pins it",
+    "peft": "PEFT is not installed; requirements.txt pins it",
+    "lightning": "Lightning is not installed; requirements.txt pins it",
+    "kernels": "kernels is not installed; requirements.txt pins it",
+    "tensorboard": "TensorBoard is not installed; requirements.txt pins it",
+    "iree.compiler": "needs IREE: pip install iree-base-compiler iree-base-runtime",
 }
 # What a block calls that imports one of these.
-IMPORTS = {"moe_mlir.onnx.": "import onnxscript"}
+IMPORTS = {"moe_mlir.onnx.": "import onnxscript", "torch.utils.tensorboard": "import tensorboard"}
 
 
 def fences(page):
@@ -86,7 +91,9 @@ def single_examples():
 
 
 @pytest.mark.parametrize("page,line,code", list(single_examples()))
-def test_example(page, line, code):
+def test_example(page, line, code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(BUILD / "bin"), prepend=os.pathsep)
     execute(page, line, code)
 
 

@@ -17,7 +17,7 @@ import moe_mlir
 from moe_mlir import nn
 
 REASON = ("IREE is not installed: pip install iree-base-compiler==3.13.0 iree-base-runtime==3.13.0 "
-          "(100 MB, hence not in requirements.txt)")
+          "(390 MB on disk, hence not in requirements.txt)")
 pytest.importorskip("iree.compiler", reason=REASON)
 runtime = pytest.importorskip("iree.runtime", reason=REASON)
 
