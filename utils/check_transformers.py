@@ -20,6 +20,8 @@ TESTS = [
     "models/test_packing.py", "models/test_packing_linears.py",
     # What is recognised, of whole models and of each class of routers.
     "models/test_families.py", "models/test_router_classes.py", "importer/test_transformers.py",
+    # Routers by kernels, and use_kernels of versions that take the installed kernels.
+    "integrations/test_kernels.py",
     # The manual's calls, with the export of a decoder to C++.
     "docs/test_examples.py::test_page[HuggingFace]", "docs/test_examples.py::test_page[Deploying]",
     "docs/test_examples.py::test_page[GettingStarted]",

@@ -8,10 +8,12 @@ import weakref
 
 import pytest
 import torch
+import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.laguna import modeling_laguna
 from transformers.models.mixtral import modeling_mixtral
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
+from transformers.utils import is_kernels_available
 
 import moe_mlir
 import moe_mlir.hf
@@ -90,6 +92,29 @@ def test_torch_compile(router):
         compiled = torch.compile(kernelized(
             router.eval(), kernels.Mode.INFERENCE | kernels.Mode.TORCH_COMPILE), backend="moe")
         torch.testing.assert_close(compiled(h), expected)
+
+
+@pytest.mark.skipif(not is_kernels_available(), reason="this version of transformers does not take "
+                    "the installed kernels: pip install transformers==5.22.0 (kernels 0.17.2)")
+def test_use_kernels(tmp_path):
+    """The name is that of transformers' own decorator, and nothing is downloaded."""
+    torch.manual_seed(0)
+    kind = transformers.models.qwen3_5_moe.Qwen3_5MoeForCausalLM
+    config = transformers.models.qwen3_5_moe.Qwen3_5MoeTextConfig(
+        vocab_size=97, hidden_size=64, moe_intermediate_size=32, shared_expert_intermediate_size=32,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=16,
+        linear_value_head_dim=16, num_experts=8, num_experts_per_tok=2,
+        layer_types=["linear_attention", "full_attention"])
+    kind(config).save_pretrained(tmp_path)
+    ids = torch.tensor([[5, 17, 3]])
+    with torch.no_grad(), kernels.use_kernel_mapping(moe_mlir.hf.kernel_mapping()):
+        expected = kind.from_pretrained(tmp_path).eval()(ids).logits
+        model = kind.from_pretrained(tmp_path, use_kernels=True).eval()
+        with Ops() as ops:
+            logits = model(ids).logits
+    assert any(name.startswith("moe.topk_renorm") for name in ops.names), ops.names
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_copy_runs_on_its_own_weights(router):
