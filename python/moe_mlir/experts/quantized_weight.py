@@ -55,6 +55,13 @@ class QuantizedWeight(torch.nn.Module):
         return self.codes.device
 
     @property
+    def data(self) -> torch.Tensor:
+        """Not there: what merges adapters into a weight, as PEFT does, asks for it."""
+        raise TypeError(
+            f"expected a weight of floats, found codes ({self.quantization.format}); merge adapters "
+            "before moe_mlir.quantize(model), or read .dequantize()")
+
+    @property
     def out_and_in(self) -> tuple[int, int]:
         first, last = self.shape[-2:]
         return (last, first) if self.transposed else (first, last)
@@ -95,18 +102,6 @@ class QuantizedWeight(torch.nn.Module):
             if (of_groups := state_dict.get(f"{prefix}{name}")) is not None:
                 state_dict[f"{prefix}{name}"] = pack_scales(
                     unpack_scales(of_groups, out, halves=self.halves), halves=self.halves)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if not hasattr(torch.Tensor, name):
-                raise
-        # Code that takes it for a tensor, such as PEFT's merging. Still an AttributeError, for
-        # hasattr.
-        raise AttributeError(
-            f"expected a weight of floats for '{name}', found codes ({self.quantization.format}); "
-            "read .dequantize(), and merge adapters before moe_mlir.quantize(model)")
 
     def extra_repr(self) -> str:
         format, group, activations = self.quantization
