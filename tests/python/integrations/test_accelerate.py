@@ -18,8 +18,15 @@ accelerate = pytest.importorskip(
     "accelerate", reason="accelerate is not installed; requirements.txt pins it")
 
 
-def train(compiled=lambda model: model, **options):
+@pytest.fixture(autouse=True)
+def own_state():
+    """The first Accelerator of a process decides for all others."""
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def train(compiled=lambda model: model, **options):
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=MICRO, **options)
     model, loads = Model(), []
     loader = torch.utils.data.DataLoader(micro_batches(), batch_size=None)
