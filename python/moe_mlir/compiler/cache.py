@@ -89,13 +89,18 @@ def open_default() -> Cache | None:
         return None
 
 
+# Bytes that this process may store until it looks whether a cache is too large.
+_room: dict[tuple[str, int], int] = {}
+
+
 class Cache:
     """A folder of entries.
 
     Args:
         folder: made with mode 0700 if it is missing.
         readonly: look up only.
-        size_limit: bytes beyond which the entries used longest ago go.
+        size_limit: bytes beyond which the entries used longest ago go; a process may exceed it
+            by a hundredth before it looks again.
 
     Raises:
         PermissionError: others could write into the folder.
@@ -154,8 +159,16 @@ class Cache:
         except OSError as error:
             _warn_once(f"cannot write to the cache {self.folder}: {error}")
             return False
-        self.prune()
+        self._prune_after(len(payload))
         return True
+
+    def _prune_after(self, stored: int) -> None:
+        """A look at all entries, of which there may be thousands, is not worth it for each new one."""
+        kind = (str(self.folder), self.size_limit)
+        _room[kind] = _room.get(kind, 0) - stored
+        if _room[kind] < 0:
+            self.prune()
+            _room[kind] = self.size_limit // 100
 
     def entries(self) -> list:
         """(key, bytes, time of last use) of every entry, oldest use first."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import warnings
+from unittest import mock
 
 import pytest
 import torch
@@ -94,6 +95,15 @@ def test_the_oldest_use_goes_first(tmp_path):
     assert store.load("a") is not None  # now the latest use
     store.store("d", bytes(100))
     assert sorted(e[0] for e in store.entries()) == ["a", "c", "d"]
+
+
+def test_entries_are_looked_at_once_for_many_small_ones(tmp_path):
+    """Objects come and go, one for each compilation: a hundredth of the limit lies between looks."""
+    looks, folder = [], tmp_path / "own"
+    with mock.patch.object(cache.Cache, "entries", lambda store: looks.append(store) or []):
+        for i in range(30):
+            cache.Cache(folder, size_limit=100_000).store(f"k{i}", bytes(100))
+    assert len(looks) == 3
 
 
 def test_stale_staging_files_go(store):
