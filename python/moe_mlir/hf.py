@@ -15,8 +15,8 @@ import torch
 
 from ._support.modules import require_module
 from ._transformers.experts_interface import experts_forward, register_experts
-from ._transformers.kernel_layers import kernel_mapping
 from .patching.expert_loops import FORMS, is_expert_loop, known_experts, loop_forward
+from .patching.kernel_layers import kernel_mapping
 from .patching.known_forwards import EXPERTS, ROUTERS
 from .patching.model_code import is_model_class
 from .patching.raised_forward import RaisedForward, try_forward

@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import _disable_current_modes as disable_curre
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 ScriptFunction = torch._C.ScriptFunction
-# What torch.compile writes into the module that it wraps, and no forward reads.
-MARKS_OF_COMPILE = frozenset({"_is_torch_compile"})
+# What torch.compile writes into the module that it wraps, and no forward reads; where Lightning is
+# imported, its options, too.
+MARKS_OF_COMPILE = frozenset({"_is_torch_compile", "_compile_kwargs"})
 
 # Tells a trace what holds of a size; outside of one it raises where it does not.
 check_size = torch._check

@@ -7,7 +7,7 @@ know no op: what is tested here is every kind of loop nest that comes up.
 import numpy as np
 import pytest
 import torch
-from kernels import compile_function
+from gpu_kernels import compile_function
 from test_statistics_kernels import launch
 
 sim = pytest.importorskip("moe_mlir.sim")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernels import compile_function, shaped
+from gpu_kernels import compile_function, shaped
 from test_statistics_kernels import launch
 
 import moe_mlir as m

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernels import compile_function
+from gpu_kernels import compile_function
 
 from moe_mlir_bench.gpu_check.modules import experts_text
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernels import compile_kernels
+from gpu_kernels import compile_kernels
 
 sim = pytest.importorskip("moe_mlir.sim")
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from kernels import compile_function, compile_kernels
+from gpu_kernels import compile_function, compile_kernels
 from reference import gates_row, order
 
 from moe_mlir_bench.gpu_check.modules import router_text

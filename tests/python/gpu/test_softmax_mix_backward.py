@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from kernels import compile_function, shaped
+from gpu_kernels import compile_function, shaped
 
 from moe_mlir.ops._kernel import visibility
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from kernels import compile_function, shaped
+from gpu_kernels import compile_function, shaped
 
 sim = pytest.importorskip("moe_mlir.sim")
 

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from kernels import compile_kernels, shaped
+from gpu_kernels import compile_kernels, shaped
 from reference import choice_row, gates_row, order
 
 sim = pytest.importorskip("moe_mlir.sim")

@@ -17,7 +17,7 @@ from transformers.utils import is_kernels_available
 
 import moe_mlir
 import moe_mlir.hf
-from moe_mlir._transformers import kernel_layers
+from moe_mlir.patching import kernel_layers
 
 kernels = pytest.importorskip(
     "kernels", reason="kernels is not installed; requirements.txt pins it")

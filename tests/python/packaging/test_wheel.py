@@ -103,8 +103,10 @@ def test_the_native_module_is_for_every_newer_python(site):
 
 
 def test_the_disk_cache_tells_compilers_apart_without_reading_all_of_them(site):
-    library = site / "moe_mlir" / "libmoe_compiler.so"
-    assert library.stat().st_size > 50e6 and len(code_id.file_id(library)) == 20
+    (module,) = (site / "moe_mlir").glob("_moe.*")
+    compiler = site / "moe_mlir" / "libmoe_compiler.so"
+    for library in (module, compiler) if compiler.exists() else (module,):
+        assert len(code_id.file_id(library)) == 20
 
 
 # Of the stable ABI, for what its macros call.

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ..patching.raised_forward import RaisedForward
+from .raised_forward import RaisedForward
 
 # Names that transformers gives to the classes of its routers.
 NAMES = ("SoftmaxTopKRouter",)
