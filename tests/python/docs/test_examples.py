@@ -106,8 +106,10 @@ class Walk:
     def __init__(self, page, folder):
         self.page, self.folder, self.printed = page, folder, ""
         path = [BUILD / "bin", pathlib.Path(sys.executable).parent, os.environ["PATH"]]
+        # What utils/version_runs.py puts in front stays there.
+        paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(BUILD / "python")]
         self.environment = dict(os.environ, PATH=os.pathsep.join(map(str, path)),
-                                PYTHONPATH=str(BUILD / "python"), SOURCE=str(ROOT),
+                                PYTHONPATH=os.pathsep.join(paths), SOURCE=str(ROOT),
                                 LIB=str(BUILD / "python" / "moe_mlir"), TORCH=torch.__path__[0], OMP_NUM_THREADS="1")
 
     def step(self, line, language, body):
