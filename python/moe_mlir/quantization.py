@@ -9,7 +9,10 @@ A token reads each weight of its experts once: of 4 bits that is a quarter of th
 traffic of bfloat16, which is what decoding waits for. Quantized weights have no gradients.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -40,9 +43,38 @@ _check = Checker("quantize")
 
 # What a name stands for: the codes of a weight, the features that share a scale, and whether
 # scales are powers of two.
-NAMES = {"int4": ("int4", 32, False), "int6": ("int6", 32, False), "int8": ("int8", 32, False),
+_NAMES = {"int4": ("int4", 32, False), "int6": ("int6", 32, False), "int8": ("int8", 32, False),
           "fp8": ("fp8_e4m3", 128, False), "mxfp4": ("fp4_e2m1", 32, True),
           "mxfp8": ("fp8_e4m3", 32, True)}
+FORMAT_NAMES = tuple(_NAMES)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How weights are rounded; called with one, it is the weight as codes."""
+
+    quantization: Quantization
+    symmetric: bool
+    exponents: bool
+
+    @classmethod
+    def of(
+        cls, check: Checker, format: str, group: int | None, symmetric: bool, activations: str,
+    ) -> Rounding:
+        """That of the arguments of `quantize`, which `check` refuses where they are wrong."""
+        check.choice("format", format, FORMAT_NAMES)
+        codes, default, exponents = _NAMES[format]
+        quantization = Quantization(codes, default if group is None else group, activations)
+        quantization.validate(check)
+        if not symmetric and not FORMATS[codes].takes_zeros:
+            check.fail(f"expected symmetric=True with {format!r}, whose codes have a sign; found False")
+        return cls(quantization, symmetric, exponents)
+
+    def __call__(
+        self, weight: torch.Tensor, *, transposed: bool = False, halves: bool = False,
+    ) -> QuantizedWeight:
+        return quantized(weight, self.quantization, transposed=transposed, halves=halves,
+                         symmetric=self.symmetric, exponents=self.exponents)
 
 
 def quantize(
@@ -88,20 +120,10 @@ def quantize(
     QuantizedWeight([8, 128, 64], int4, group=32)
     """
     require_module(model)
-    _check.choice("format", format, tuple(NAMES))
-    codes, default, exponents = NAMES[format]
-    quantization = Quantization(codes, default if group is None else group, activations)
-    quantization.validate(_check)
-    if not symmetric and not FORMATS[codes].takes_zeros:
-        _check.fail(f"expected symmetric=True with {format!r}, whose codes have a sign; found False")
-
+    rounding = Rounding.of(_check, format, group, symmetric, activations)
     give_back(model)
-
-    def of(weight: torch.Tensor, *, transposed: bool, halves: bool) -> QuantizedWeight:
-        return quantized(weight, quantization, transposed=transposed, halves=halves,
-                         symmetric=symmetric, exponents=exponents)
-    count = _replace_experts(model, of)
-    return count + (_replace_linears(model, of) if linears else 0)
+    count = _replace_experts(model, rounding)
+    return count + (_replace_linears(model, rounding) if linears else 0)
 
 
 class QuantizedLinear(torch.nn.Linear):
@@ -119,7 +141,7 @@ class QuantizedLinear(torch.nn.Linear):
                            "layer before it is quantized")
 
 
-def _replace_experts(model, of: Callable) -> int:
+def _replace_experts(model, of: Rounding) -> int:
     layers, count = ModelLayers(model), 0
     for name, module in model.named_modules():
         if not is_experts(module) or _is_quantized(module, weight_names(module)):
@@ -141,7 +163,7 @@ def _replace_experts(model, of: Callable) -> int:
     return count
 
 
-def _replace_linears(model, of: Callable) -> int:
+def _replace_linears(model, of: Rounding) -> int:
     layers, count = ModelLayers(model), 0
     for name, module in model.named_modules():
         if type(module) is not torch.nn.Linear or is_of_router(name) \

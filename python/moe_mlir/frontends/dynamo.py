@@ -85,7 +85,8 @@ def _raise_before_autograd(module, trains=False):
     whole, graphs = trace_before_autograd(module)
     sites = [describe_site(site) for graph in graphs for site in find_routers(graph.graph)]
     for site in sites:
-        _log.info("%s: %s", site.location, site.reason or f"recognised: {FORM_NAMES.get(site.form, site.form)}")
+        form = FORM_NAMES.get(site.form, site.form)
+        _log.info("%s: %s", site.location, site.reason or f"recognised: {form}")
     rows = [rows for graph in graphs for rows in find_rows(graph.graph)]
     for taker in rows:
         _log.info("%s: %s", describe(taker.taker), taker.left or "takes its attention's rows")

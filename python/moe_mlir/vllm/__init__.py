@@ -30,7 +30,7 @@ def register() -> None:
         return
     try:
         from . import replace
-    except (AttributeError, ImportError) as error:
+    except (AttributeError, ImportError, KeyError) as error:
         logger.warning("expected vLLM 0.32 for moe_mlir, found %s: vLLM's kernels stay (%s)",
                        vllm.__version__, error)
         return

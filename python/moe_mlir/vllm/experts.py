@@ -6,8 +6,6 @@ from vllm.model_executor.layers.fused_moe.activation import (
     ApplyMoEActivationConfig,
     MoEActivation,
 )
-from vllm.model_executor.layers.fused_moe.all2all_utils import maybe_make_prepare_finalize
-from vllm.model_executor.layers.fused_moe.config import biased_moe_quant_config
 from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
 from vllm.model_executor.utils import replace_parameter
 from vllm.platforms import CpuArchEnum, current_platform
@@ -57,7 +55,8 @@ class MoEMlirExperts(mk.FusedMoEExpertsModular):
         super().__init__(moe_config, quant_config)
         self.codes: tuple[QuantizedWeight, QuantizedWeight] | None = None
         activation = activation_of(moe_config.activation, self.activation_config)
-        assert activation is not None  # is_supported_config has asked
+        # is_supported_config has asked, but for the limit without which vLLM has no activation.
+        assert activation is not None
         self.expert_activation: ExpertActivation = activation
 
     # ---- what vLLM asks before it makes one -------------------------------------------
@@ -132,17 +131,3 @@ class MoEMlirExperts(mk.FusedMoEExpertsModular):
         output.copy_(run_experts(
             hidden_states, topk_weights, topk_ids, w_in, w_out, b_in=self.w1_bias,
             b_out=self.w2_bias, activation=self.expert_activation))
-
-
-def make_kernel(method, layer: torch.nn.Module, biases) -> mk.FusedMoEKernel:
-    """What a method of vLLM calls: our experts between what moves tokens to and from them."""
-    config = biased_moe_quant_config(
-        *biases, gemm1_alpha=getattr(layer, "swiglu_alpha", None),
-        gemm1_beta=getattr(layer, "swiglu_beta", None),
-        gemm1_clamp_limit=getattr(layer, "swiglu_limit", None))
-    method.moe_quant_config = config
-    around = maybe_make_prepare_finalize(
-        moe=method.moe, quant_config=config, routing_tables=layer._expert_routing_tables(),
-        allow_new_interface=True)
-    assert around is not None
-    return mk.FusedMoEKernel(around, MoEMlirExperts(method.moe, config))

@@ -4,13 +4,16 @@ A method makes the tensors that a checkpoint is loaded into, as vLLM's own does,
 into what kernels read. vLLM itself has no kernels for experts of 4 or 8 bits on a CPU without AMX.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import vllm.model_executor.layers.fused_moe.modular_kernel as mk
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
-from vllm.model_executor.layers.fused_moe.modular_kernel import FusedMoEActivationFormat
+from vllm.model_executor.layers.fused_moe.all2all_utils import maybe_make_prepare_finalize
+from vllm.model_executor.layers.fused_moe.config import biased_moe_quant_config
 from vllm.model_executor.layers.fused_moe.oracle import fp8 as fp8_oracle
 from vllm.model_executor.layers.fused_moe.oracle import int_wna16 as wna16_oracle
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
@@ -33,7 +36,7 @@ from .._transformers.released_formats import (
 )
 from ..experts.quantized_weight import QuantizedWeight
 from ..ops._quantized import pack_codes
-from .experts import MoEMlirExperts, make_kernel
+from .experts import MoEMlirExperts
 
 # Both weights of a layer of experts, by vLLM's names.
 _WEIGHTS = ("w13", "w2")
@@ -54,55 +57,50 @@ class Unquantized(UnquantizedFusedMoEMethod):
 def why_not(moe) -> str:
     """Why our kernels cannot run experts of a configuration; empty if they can."""
     supported, reason = MoEMlirExperts.is_supported_config(
-        MoEMlirExperts, moe, None, None, FusedMoEActivationFormat.Standard)
+        MoEMlirExperts, moe, None, None, mk.FusedMoEActivationFormat.Standard)
     return "" if supported else str(reason)
 
 
 class Quantized(FusedMoEMethodBase):
-    """Experts of 4 or 8 bits, loaded as a method of vLLM loads them."""
-
-    def read(self, layer: torch.nn.Module, weight: str, expert: int) -> Codes:
-        """The codes `[out, in]` of an expert's weight, "w13" or "w2", as it was loaded."""
-        raise NotImplementedError
-
-    def format_of(self) -> ReleasedFormat:
-        raise NotImplementedError
+    """Experts of 4 to 8 bits, loaded as a method of vLLM loads them."""
 
     # Kernels take all sizes: those of vLLM ask for padding.
     maybe_roundup_sizes = FusedMoEMethodBase.maybe_roundup_sizes
     skip_forward_padding = FusedMoEMethodBase.skip_forward_padding
     has_unpadded_output = FusedMoEMethodBase.has_unpadded_output
 
+    @abstractmethod
+    def codes(self, layer: torch.nn.Module, weight: str, halves: bool) -> QuantizedWeight:
+        """Of a layer as it was loaded the weight "w13" or "w2"."""
+
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        names = set(layer._parameters)
-        biases = [self._bias(layer, f"{weight}_bias") for weight in _WEIGHTS]
-        kernel = make_kernel(self, layer, biases)
-        halves = kernel.fused_experts.expert_activation.gate == "concatenated"
-        codes = [self.codes(layer, weight, halves and weight == "w13") for weight in _WEIGHTS]
+        loaded = set(layer._parameters)
+        experts, around = self._make_experts(layer)
+        halves = experts.expert_activation.gate == "concatenated"
+        codes = tuple(self.codes(layer, weight, halves and weight == "w13") for weight in _WEIGHTS)
         # What a checkpoint was loaded into goes, and the call finds codes by these names.
-        for name in names - {"w13_bias", "w2_bias"}:
+        for name in loaded - {"w13_bias", "w2_bias"}:
             del layer._parameters[name]
         for weight, each in zip(_WEIGHTS, codes):
             setattr(layer, f"{weight}_weight", torch.nn.Parameter(each.codes, requires_grad=False))
-        kernel.fused_experts.codes = tuple(codes)
-        self.moe_kernel = kernel
+        experts.codes = codes
+        self.moe_kernel = mk.FusedMoEKernel(around, experts)
+
+    def _make_experts(self, layer):
+        """Our experts, and what of vLLM moves tokens to and from them."""
+        config = self.moe_quant_config = biased_moe_quant_config(
+            *(self._bias(layer, f"{weight}_bias") for weight in _WEIGHTS),
+            gemm1_alpha=getattr(layer, "swiglu_alpha", None),
+            gemm1_beta=getattr(layer, "swiglu_beta", None),
+            gemm1_clamp_limit=getattr(layer, "swiglu_limit", None))
+        around = maybe_make_prepare_finalize(
+            moe=self.moe, quant_config=config, routing_tables=layer._expert_routing_tables(),
+            allow_new_interface=True)
+        assert around is not None
+        return MoEMlirExperts(self.moe, config), around
 
     def _bias(self, layer, name):
         return getattr(layer, name, None)
-
-    def codes(self, layer, weight, halves) -> QuantizedWeight:
-        """One expert at a time: in memory beside the checkpoint's lie the codes of one, unpacked."""
-        experts = range(layer.local_num_experts)
-        quantization = self.format_of().quantization
-        panels, others = [], []
-        for expert in experts:
-            codes, *of_groups = self.read(layer, weight, expert)
-            panels.append(pack_codes(codes[None], quantization.format, halves=halves))
-            others.append(of_groups)
-        shape = (len(experts), *codes.shape)
-        scales, zeros = (None if each[0] is None else torch.stack(each) for each in zip(*others))
-        return QuantizedWeight(shape, self.moe.in_dtype, quantization, torch.cat(panels), scales,
-                               zeros, halves=halves)
 
     def get_fused_moe_quant_config(self, layer):
         return self.moe_quant_config
@@ -117,6 +115,33 @@ class Quantized(FusedMoEMethodBase):
             shared_experts=shared_experts, shared_experts_input=shared_experts_input)
 
 
+class _Released(Quantized):
+    """Experts that a checkpoint has as codes."""
+
+    @abstractmethod
+    def format_of(self) -> ReleasedFormat:
+        """How the checkpoint stores weights."""
+
+    @abstractmethod
+    def read(
+        self, format: ReleasedFormat, layer: torch.nn.Module, weight: str, expert: int,
+    ) -> Codes:
+        """The codes `[out, in]` of an expert's weight."""
+
+    def codes(self, layer, weight, halves):
+        # One expert at a time: in memory beside the checkpoint's lie the codes of one, unpacked.
+        format, experts = self.format_of(), range(layer.local_num_experts)
+        panels, others = [], []
+        for expert in experts:
+            codes, *of_groups = self.read(format, layer, weight, expert)
+            panels.append(pack_codes(codes[None], format.quantization.format, halves=halves))
+            others.append(of_groups)
+        shape = (len(experts), *codes.shape)
+        scales, zeros = (None if each[0] is None else torch.stack(each) for each in zip(*others))
+        return QuantizedWeight(shape, self.moe.in_dtype, format.quantization, torch.cat(panels),
+                               scales, zeros, halves=halves)
+
+
 @contextmanager
 def _select_our_experts(oracle: Any) -> Iterator[None]:
     """Has vLLM select our experts, whatever kernels of its own it lists for this CPU."""
@@ -128,17 +153,17 @@ def _select_our_experts(oracle: Any) -> Iterator[None]:
         oracle.backend_to_kernel_cls = before
 
 
-class _MXFP4(Quantized):
+class _MXFP4(_Released):
     """Two codes of fp4_e2m1 a byte, and a power of two for each 32 features."""
 
     def format_of(self):
         return MXFP4({})
 
-    def read(self, layer, weight, expert):
+    def read(self, format, layer, weight, expert):
         def tensors(name):
             found = getattr(layer, name).data[expert]
             return found if name.endswith("scale") else found.unflatten(-1, (-1, 16))
-        return self.format_of().read((f"{weight}_weight", f"{weight}_weight_scale"), tensors)
+        return format.read((f"{weight}_weight", f"{weight}_weight_scale"), tensors)
 
 
 class GptOssMXFP4(_MXFP4, mxfp4.GptOssMxfp4MoEMethod):
@@ -149,7 +174,7 @@ class GptOssMXFP4(_MXFP4, mxfp4.GptOssMxfp4MoEMethod):
         self.weight_dtype = "gpt_oss_mxfp4"
 
 
-class FP8(Quantized, fp8.Fp8MoEMethod):
+class FP8(_Released, fp8.Fp8MoEMethod):
     """float8_e4m3fn with a scale for each block of a weight, or for all of it.
 
     Activations stay as they are, also where a checkpoint has scales for them.
@@ -162,26 +187,26 @@ class FP8(Quantized, fp8.Fp8MoEMethod):
     def format_of(self):
         return BlockFP8({"weight_block_size": self.moe_block_shape})
 
-    def read(self, layer, weight, expert):
+    def read(self, format, layer, weight, expert):
         codes, scales = (getattr(layer, f"{weight}_{name}").data[expert]
                          for name in ("weight", self.weight_scale_name))
         # Gates and their factors have blocks, or a scale, of their own.
         parts = 2 if weight == "w13" and self.moe.is_act_and_mul else 1
         scales = scales.reshape(parts, -1) if not self.block_quant else scales
-        pairs = [self.format_of().read(("codes", "scales"), dict(codes=each, scales=of_each).get)
+        pairs = [format.read(("codes", "scales"), dict(codes=each, scales=of_each).get)
                  for each, of_each in zip(codes.chunk(parts), scales.chunk(parts))]
         return Codes(*(None if each[0] is None else torch.cat(each) for each in zip(*pairs)))
 
 
-class _WNA16(Quantized):
+class _WNA16(_Released):
     """Integers of 4 or 8 bits in int32 words."""
 
     # The tensors of a weight that its format reads, by vLLM's names.
     parts: tuple[str, ...] = ("qweight", "qzeros", "scales")
 
-    def read(self, layer, weight, expert):
+    def read(self, format, layer, weight, expert):
         names = tuple(f"{weight}_{part}" for part in self.parts)
-        return self.format_of().read(names, lambda name: getattr(layer, name).data[expert])
+        return format.read(names, lambda name: getattr(layer, name).data[expert])
 
     def _bias(self, layer, name):
         loaded = getattr(layer, "_loaded_expert_biases", None)

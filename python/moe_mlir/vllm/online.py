@@ -16,10 +16,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     UnquantizedEmbeddingMethod,
 )
 
-from ..experts.quantized_weight import QuantizedWeight, quantized
 from ..ops._check import Checker
-from ..ops._quantized import FORMATS, Quantization
-from ..quantization import NAMES
+from ..quantization import FORMAT_NAMES, Rounding
 from ..weights.model_layers import is_of_router
 from .linear import release, run
 from .methods import Quantized, Unquantized, why_not
@@ -38,14 +36,8 @@ class MoEMlirConfig(QuantizationConfig):
         activations: str = "none", linears: bool = True,
     ) -> None:
         super().__init__()
-        format = format or self.format
-        _check.choice("format", format, tuple(NAMES))
-        codes, default, self.exponents = NAMES[format]
-        self.quantization = Quantization(codes, default if group is None else group, activations)
-        self.quantization.validate(_check)
-        if not symmetric and not FORMATS[codes].takes_zeros:
-            _check.fail(f"expected symmetric=True with {format!r}, whose codes have a sign")
-        self.symmetric, self.linears = symmetric, linears
+        self.round = Rounding.of(_check, format or self.format, group, symmetric, activations)
+        self.linears = linears
 
     @classmethod
     def get_name(cls) -> str:
@@ -80,10 +72,6 @@ class MoEMlirConfig(QuantizationConfig):
         if isinstance(layer, ParallelLMHead) and is_rounded:
             return RoundedHead(self)
         return None
-
-    def round(self, weight: torch.Tensor, *, halves: bool = False) -> QuantizedWeight:
-        return quantized(weight, self.quantization, halves=halves, symmetric=self.symmetric,
-                         exponents=self.exponents)
 
 
 class RoundedExperts(Quantized, Unquantized):
@@ -134,13 +122,13 @@ def _config_of(format: str) -> type[MoEMlirConfig]:
         "__module__": __name__, "format": format, "get_name": classmethod(lambda cls: name)})
 
 
-_CONFIGS = {format: _config_of(format) for format in NAMES}
+_CONFIGS = [_config_of(format) for format in FORMAT_NAMES]
 # vLLM sends a configuration to its engine's process, where pickle looks a class up by its name.
-globals().update({config.__name__: config for config in _CONFIGS.values()})
+globals().update({config.__name__: config for config in _CONFIGS})
 
 
 def register() -> None:
     """Makes the names known to vLLM: `moe_mlir`, which takes options, and one for each format."""
-    configs: list[type[MoEMlirConfig]] = [MoEMlirConfig, *_CONFIGS.values()]
+    configs: list[type[MoEMlirConfig]] = [MoEMlirConfig, *_CONFIGS]
     for config in configs:
         register_quantization_config(config.get_name())(config)

@@ -21,12 +21,13 @@ class MoEMlirRouter(CPURouter):
                                             input_ids=input_ids)
         bias = self.e_score_correction_bias
         if not self.use_grouped_topk and bias is None and self.scoring_func == "softmax":
-            # vLLM leaves the factor of all gates to the model here.
             return topk_renorm(router_logits, self.top_k, renorm=self.renormalize,
                                index_dtype=torch.int32)
         groups = (self.num_expert_group, self.topk_group) if self.use_grouped_topk else (1, 1)
+        scales = self.use_grouped_topk or bias is not None
         return grouped_topk(
             router_logits, self.top_k, bias=None if bias is None else bias.float(),
             score=self.scoring_func, n_group=groups[0], topk_group=groups[1],
             group_score="max" if bias is None else "top2", renorm=self.renormalize,
-            route_scale=self.routed_scaling_factor, index_dtype=torch.int32)
+            # Of others vLLM leaves the factor of all gates to the model.
+            route_scale=self.routed_scaling_factor if scales else 1.0, index_dtype=torch.int32)

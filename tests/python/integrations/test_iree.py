@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from support import Gates
 
 import moe_mlir
 from moe_mlir import nn
@@ -61,16 +62,6 @@ def load(path):
     return context.modules.module.main
 
 
-class Selection(torch.nn.Module):
-    def __init__(self, router):
-        super().__init__()
-        self.router = router
-
-    def forward(self, h):
-        routing = self.router(h)
-        return routing.gates, routing.indices
-
-
 class Run:
     """A module of torch as IREE runs it; weights are arguments by name."""
 
@@ -92,7 +83,7 @@ class Run:
 @pytest.mark.parametrize("name", ROUTERS)
 def test_a_router(name, tmp_path):
     torch.manual_seed(0)
-    module = Selection(ROUTERS[name]()).eval()
+    module = Gates(ROUTERS[name]()).eval()
     run = Run(module, torch.randn(2, 6, D), tmp_path)
     for shape in (2, 6, D), (3, 11, D):  # sizes stay open
         h = torch.randn(shape)
@@ -136,7 +127,7 @@ def test_what_iree_refuses(tmp_path):
     """Experts and thresholds. Once IREE takes them, this fails: then they are worth a try again."""
     errors = {}
     for name, module in (("experts", nn.MoELayer(nn.SMoE(D, E, K), 32)),
-                         ("thresholds", Selection(nn.DynamicTopP(D, E, E, theta=0.1)))):
+                         ("thresholds", Gates(nn.DynamicTopP(D, E, E, theta=0.1)))):
         source = tmp_path / f"{name}.mlir"
         moe_mlir.export(module, (torch.randn(6, D),)).save(source)
         path = decompose(source, tmp_path)

@@ -86,6 +86,15 @@ def test_sigmoid_scores_with_a_bias_and_no_groups():
                                atol=1e-7)
 
 
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_without_a_bias_and_groups_the_factor_is_left_to_the_model(score):
+    """As in vLLM's FusedTopKRouter, which takes none."""
+    router = MoEMlirRouter(top_k=3, global_num_experts=20, scoring_func=score,
+                           routed_scaling_factor=2.5)
+    gates, _ = router._compute_routing(torch.empty(9, 1), torch.randn(9, 20), torch.int32)
+    torch.testing.assert_close(gates.sum(1), torch.ones(9), rtol=1e-5, atol=0)
+
+
 def test_a_model_s_own_function_is_kept():
     def pick_first(hidden_states, gating_output, topk, renormalize):
         return torch.ones(len(gating_output), topk), torch.zeros(len(gating_output), topk)
@@ -138,4 +147,4 @@ def test_a_configuration_reaches_the_engine_s_process():
         config = get_quantization_config(name)()
         again = pickle.loads(pickle.dumps(config))
         assert type(again) is type(config) and again.get_name() == name
-        assert again.quantization == config.quantization
+        assert again.round.quantization == config.round.quantization
