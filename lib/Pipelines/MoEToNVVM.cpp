@@ -67,6 +67,9 @@ static void buildBufferization(OpPassManager &manager) {
   manager.addPass(createMoEResultsToDestinationsPass());
   manager.addNestedPass<func::FuncOp>(createMoEPrivatizeDestinationsPass());
   manager.addPass(bufferization::createEmptyTensorEliminationPass());
+  // Once more: the place of a part may be known only after that of the whole.
+  manager.addNestedPass<func::FuncOp>(createMoEPrivatizeDestinationsPass());
+  manager.addPass(bufferization::createEmptyTensorEliminationPass());
   bufferization::OneShotBufferizePassOptions options;
   options.bufferizeFunctionBoundaries = true;
   options.functionBoundaryTypeConversion =

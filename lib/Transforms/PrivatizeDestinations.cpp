@@ -60,6 +60,18 @@ static void duplicatePerUse(Operation *op) {
   }
 }
 
+/// A slice of an empty tensor is an empty tensor.
+static void foldSlice(tensor::ExtractSliceOp slice) {
+  if (!slice.getSource().getDefiningOp<tensor::EmptyOp>() ||
+      slice.getSourceType().getRank() != slice.getType().getRank())
+    return;
+  OpBuilder b(slice);
+  slice->replaceAllUsesWith(tensor::EmptyOp::create(
+      b, slice.getLoc(), slice.getMixedSizes(),
+      slice.getType().getElementType(), slice.getType().getEncoding()));
+  slice.erase();
+}
+
 namespace {
 struct PrivatizeDestinationsPass
     : public mlir::moe::impl::MoEPrivatizeDestinationsPassBase<
@@ -67,6 +79,7 @@ struct PrivatizeDestinationsPass
   using Base::Base;
 
   void runOnOperation() override {
+    getOperation().walk(foldSlice);
     // Initialisations first: each copy uses the empty tensor once more.
     SmallVector<Operation *> initialisations, empties;
     getOperation().walk([&](Operation *op) {

@@ -5,18 +5,21 @@ import functools
 import torch
 
 import moe_mlir
+from moe_mlir.ops._expert_activation import ExpertActivation
+from moe_mlir.ops.grouped_linear import grouped_linear
 from moe_mlir.ops.token_rows import token_rows
 
 from .recorded import Call, randint, randn
 
 BF16, F32 = torch.bfloat16, torch.float32
+SWIGLU = ExpertActivation("silu", gate="concatenated")
 
 
 def topk(experts, k, dtype, size, recorder, **options):
     moe_mlir.topk_renorm(randn(size, experts, dtype=dtype), k, **options)
 
 
-def grouped(size, recorder):
+def grouped_choice(size, recorder):
     moe_mlir.grouped_topk(randn(size, 256), 8, n_group=8, topk_group=4, score="sigmoid",
                           bias=randn(256))
 
@@ -95,55 +98,11 @@ def similarity_gradient(batch, width, experts, size, recorder):
     (out[0] if isinstance(out, tuple) else out).float().sum().backward()
 
 
-def expert_layer(experts, width, hidden, size, recorder):
+def grouped(experts, width, features, activation, size, recorder):
     """Sorted rows times the weights of their experts, each of which has as many."""
     offsets = torch.arange(experts + 1) * (size // experts)
-    x, w = randn(size, width, dtype=BF16), randn(experts, hidden, width, dtype=BF16)
-    recorder.run_text(layer_text(experts, width, hidden), "layer",
-                      [x, w, offsets, torch.empty(size, hidden)])
-
-
-def layer_text(experts: int, width: int, hidden: int) -> str:
-    x, y = f"tensor<?x{width}xbf16>", f"tensor<?x{hidden}xf32>"
-    one, o = f"tensor<{hidden}x{width}xbf16>", f"tensor<{experts + 1}xi64>"
-    w = f"tensor<{experts}x{hidden}x{width}xbf16>"
-    return f"""
-func.func @layer(%x: {x}, %w: {w}, %offsets: {o}) -> {y} {{
-  %c0 = arith.constant 0 : index
-  %c1 = arith.constant 1 : index
-  %zero = arith.constant 0.0 : f32
-  %n = tensor.dim %x, %c0 : {x}
-  %old = tensor.empty(%n) : {y}
-  %y = scf.forall (%e) in ({experts}) shared_outs(%out = %old) -> ({y}) {{
-    %next = arith.addi %e, %c1 : index
-    %b = tensor.extract %offsets[%e] : {o}
-    %t = tensor.extract %offsets[%next] : {o}
-    %begin = arith.index_cast %b : i64 to index
-    %end = arith.index_cast %t : i64 to index
-    %rows = arith.subi %end, %begin : index
-    %run = tensor.extract_slice %x[%begin, 0] [%rows, {width}] [1, 1] : {x} to {x}
-    %place = tensor.extract_slice %out[%begin, 0] [%rows, {hidden}] [1, 1] : {y} to {y}
-    %clear = linalg.fill ins(%zero : f32) outs(%place : {y}) -> {y}
-    %weight = tensor.extract_slice %w[%e, 0, 0] [1, {hidden}, {width}] [1, 1, 1] : {w} to {one}
-    %product = linalg.generic {{
-        indexing_maps = [affine_map<(r, n, d) -> (r, d)>, affine_map<(r, n, d) -> (n, d)>,
-                         affine_map<(r, n, d) -> (r, n)>],
-        iterator_types = ["parallel", "parallel", "reduction"]}}
-        ins(%run, %weight : {x}, {one}) outs(%clear : {y}) {{
-    ^bb0(%left: bf16, %right: bf16, %sum: f32):
-      %0 = arith.extf %left : bf16 to f32
-      %1 = arith.extf %right : bf16 to f32
-      %2 = arith.mulf %0, %1 : f32
-      %3 = arith.addf %sum, %2 : f32
-      linalg.yield %3 : f32
-    }} -> {y}
-    scf.forall.in_parallel {{
-      tensor.parallel_insert_slice %product into %out[%begin, 0] [%rows, {hidden}] [1, 1]
-          : {y} into {y}
-    }}
-  }}
-  return %y : {y}
-}}"""
+    x, w = randn(size, width, dtype=BF16), randn(experts, features, width, dtype=BF16)
+    grouped_linear(x, w, None, offsets, activation=activation)
 
 
 def forget(recorder) -> None:
@@ -182,15 +141,17 @@ part = functools.partial
 CALLS = (
     Call("topk_renorm 16384x128 k8 bf16", part(topk, 128, 8, BF16), 16384, (1024,)),
     Call("topk_renorm 8192x256 k8 bf16", part(topk, 256, 8, BF16), 8192, (1024,)),
-    Call("grouped_topk 8192x256 sigmoid, bias, 4 of 8 groups, f32", grouped, 8192, (1024,)),
+    Call("grouped_topk 8192x256 sigmoid, bias, 4 of 8 groups, f32", grouped_choice, 8192, (1024,)),
     Call("adjacency_update 16384 k8 E64", part(adjacency, 64, 8), 16384),
     Call("mad_dispersion 16384x512 E64", part(mad, 512, 64), 16384),
     Call("router 32x7168 E256 k8 bf16", part(router, 7168, 256, 8), 32),
     Call("router 1x7168 -> 256 sigmoid, bias, 4 of 8 groups, bf16", deepseek_router, 1),
     Call("router 32x7168 -> 256 sigmoid, bias, 4 of 8 groups, bf16", deepseek_router, 32),
     Call("router 16384x7168 E256 k8 bf16", part(router, 7168, 256, 8), 16384, (512,)),
-    Call("experts 8192x2048 to 1024 E8 bf16", part(expert_layer, 8, 2048, 1024), 8192,
-         (512,), operations=2 * 8192 * 2048 * 1024, working=1 / 8),
+    Call("grouped_linear 8192x2048 to 1024 E8 bf16", part(grouped, 8, 2048, 1024, None), 8192,
+         chip="sm_90a", operations=2 * 8192 * 2048 * 1024, working=256 / 296),
+    Call("grouped_linear 16384x2048 to 1536 E16 swiglu bf16", part(grouped, 16, 2048, 1536, SWIGLU),
+         16384, chip="sm_90a", operations=2 * 16384 * 2048 * 1536),
     Call("attention 4x16x4096x64 bf16", part(attention, 4, 16, 64), 4096, (256, 512),
          "sm_90a", attention_work(4, 16, 64, 4096)),
     Call("attention 4x16x4096x128 bf16", part(attention, 4, 16, 128), 4096, (256, 512),

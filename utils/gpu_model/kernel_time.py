@@ -38,13 +38,13 @@ class Launch:
         return timeline.executions(self.code, self.lines, self.warps)
 
     @functools.cached_property
-    def trace(self):
-        return timeline.trace_of(self.code, self.counts)
+    def traces(self):
+        return timeline.traces_of(self.code, self.counts)
 
     def cycles(self, resident: int, load: float) -> float:
         """Of so many blocks that share an SM, with nothing else in their way."""
         conflicts = max(1.0, self.wavefronts / self.requests) if self.requests else 1.0
-        return timeline.Scheduler(self.code, self.trace, resident, self.warps, load,
+        return timeline.Scheduler(self.code, self.traces, resident, self.warps, load,
                                   conflicts).cycles()
 
     def pipe_cycles(self) -> dict:

@@ -80,8 +80,30 @@ class Code:
         """Pairs (first, last) of instructions, from a backward branch's target to the branch."""
         place = {label: i for i, at in enumerate(self.instructions) for label in at.labels}
         for i, at in enumerate(self.instructions):
-            if at.target in place and place[at.target] <= i:
+            if at.target in place and place[at.target] <= i and not self._returns_from_wait(i):
                 yield place[at.target], i
+
+    def _returns_from_wait(self, i: int) -> bool:
+        """Is this the way back from where a warp asks an mbarrier again? That code stands apart."""
+        before = self.instructions[max(0, i - 2) : i]
+        return (not self.instructions[i].guarded and len(before) == 2
+                and "TRYWAIT" in before[0].name and before[1].target is not None)
+
+    def reachable(self, start: int) -> set:
+        """The instructions that a warp may come to behind this one."""
+        place = {label: i for i, at in enumerate(self.instructions) for label in at.labels}
+        seen, ahead = set(), [start]
+        while ahead:
+            i = ahead.pop()
+            if i in seen or i >= len(self.instructions):
+                continue
+            seen.add(i)
+            at = self.instructions[i]
+            if at.target in place:
+                ahead.append(place[at.target])
+            if at.guarded or not at.name.startswith(("BRA", "EXIT", "RET")):
+                ahead.append(i + 1)
+        return seen
 
     def loops(self):
         for first, last in self.loop_ranges():

@@ -141,12 +141,38 @@ def operand_wavefronts(at) -> float:
 class Trace:
     """What a warp goes through: numbers of instructions, and marks around passes of loops.
 
-    Where warps have different tasks this is the way of most of them, with the trips of an
-    average warp: the work of all together is right, the wait of one for another is not seen.
+    Warps that share their registers unevenly have different tasks, and a trace each; what waits
+    at an mbarrier is taken to be there. Elsewhere a trace is the way of most warps, with the
+    trips of an average one: the work of all together is right.
     """
 
     entries: tuple  # int, ("pass", loop) at the begin of each pass, ("end", loop, trips)
     left_out: float  # what an average warp issues in all, over what it issues on this way
+
+
+def tasks(code, counts: list) -> list:
+    """(share of the warps, how often one of them runs each instruction) of each task."""
+    marks = {}
+    for i, at in enumerate(code.instructions):
+        if at.name.startswith("USETMAXREG"):
+            marks.setdefault("DEALLOC" in at.name, i)  # the first of each kind
+    shares = {mark: counts[mark] / max(1e-9, sum(counts[m] for m in marks.values()))
+              for mark in marks.values()}
+    if len(shares) != 2 or any(not 0 < share < 1 for share in shares.values()):
+        return [(1.0, counts)]
+    behind = {mark: code.reachable(mark) for mark in shares}
+    found = []
+    for mark, share in shares.items():
+        own, others = behind[mark], set().union(*(behind[m] for m in behind if m != mark))
+        found.append((share, [
+            count if (i in own) == (i in others) else count / share if i in own else 0.0
+            for i, count in enumerate(counts)]))
+    return found
+
+
+def traces_of(code, counts: list) -> list:
+    """(share of the warps, their trace) of each task."""
+    return [(share, trace_of(code, own)) for share, own in tasks(code, counts)]
 
 
 def trace_of(code, counts: list) -> Trace:
@@ -188,6 +214,7 @@ class _Warp:
 
     number: int
     block: int
+    trace: Trace
     at: int = 0  # the entry of the trace that is next
     time: float = 0.0
     ready: list = field(default_factory=lambda: [0.0] * 6)
@@ -208,12 +235,13 @@ class _Warp:
 class Scheduler:
     """A quarter of an SM: an issue port, pipes, a tensor core, and warps that share them."""
 
-    def __init__(self, code, trace: Trace, blocks: int, warps: float, load: float,
+    def __init__(self, code, traces: list, blocks: int, warps: float, load: float,
                  conflicts: float):
-        self.code, self.trace, self.load, self.conflicts = code, trace, load, conflicts
+        self.code, self.load, self.conflicts = code, load, conflicts
         total = max(1, round(blocks * warps / chips.SCHEDULERS))
         each = max(1.0, warps / chips.SCHEDULERS)
-        self.warps = [_Warp(i, int(i / each)) for i in range(total)]
+        self.warps = [_Warp(i, int(i / each), _task_of(traces, i % each / each))
+                      for i in range(total)]
         self.free = {"issue": 0.0, "tensor": 0.0}
         self.arrived = {}  # (block, how manieth barrier) -> warps that wait there
 
@@ -229,7 +257,7 @@ class Scheduler:
             if queue and queue[0][0] < warp.time:
                 heapq.heappush(queue, (warp.time, number))  # it waits, another may go first
                 continue
-            at = self.code.instructions[self.trace.entries[warp.at]]
+            at = self.code.instructions[warp.trace.entries[warp.at]]
             pipe, hold = self._pipe(at)
             start = max(warp.time, self.free["issue"], self.free.get(pipe, 0.0))
             if queue and start > warp.time and queue[0][0] < start:
@@ -242,11 +270,11 @@ class Scheduler:
                 self.free[pipe] = start + hold
             for released in self._issue(warp, at):
                 heapq.heappush(queue, (self.warps[released].time, released))
-        return self.trace.left_out * max(_whole_time(warp) for warp in self.warps)
+        return max(warp.trace.left_out * _whole_time(warp) for warp in self.warps)
 
     def _prepare(self, warp) -> bool:
         """Steps over marks and waits for scoreboards; False once the warp is through."""
-        entries = self.trace.entries
+        entries = warp.trace.entries
         while warp.at < len(entries) and isinstance(entries[warp.at], tuple):
             warp.marks.append((entries[warp.at], warp.time))
             warp.at += 1
@@ -311,6 +339,15 @@ class Scheduler:
         for number in here:
             self.warps[number].time = warp.time + chips.BARRIER_LATENCY
         return here
+
+
+def _task_of(traces: list, place: float) -> Trace:
+    """The trace of the warp at that share of its block's."""
+    for share, trace in traces:
+        if place < share - 1e-6:
+            return trace
+        place -= share
+    return traces[-1][1]
 
 
 def _whole_time(warp) -> float:

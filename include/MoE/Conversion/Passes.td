@@ -176,18 +176,20 @@ def MoEDecomposeForGPUPass : Pass<"moe-decompose-for-gpu"> {
 
 def MoEDecomposeExpertsForGPUPass
     : Pass<"moe-decompose-experts-for-gpu", "::mlir::func::FuncOp"> {
-  let summary = "Decompose the layers of experts of many rows";
+  let summary = "Cut the layers of experts by the number of their rows";
   let description = [{
-    Experts' products become loops over the experts, whose blocks multiply tiles
-    of rows. That is slow where an expert has few rows: its weights are what
-    takes the time, and few blocks read them. `moe.grouped_linear` has a kernel
-    for that. An op of a form that the kernel knows, and of a number of rows that
-    is not known, is cut in two: one op has the rows where they are at most 16
-    an expert, and none otherwise; the other one has them where they are more.
+    Where an expert has few rows, reading its weights is what takes the time, and
+    where it has many, multiplying them does. `moe.grouped_linear` has a kernel
+    for each, the second one on chips with wgmma. An op of a form that the kernel
+    for few rows knows, and of a number of rows that is not known, is cut in two:
+    one op has the rows where they are at most 16 an expert, and none otherwise;
+    the other one has them where they are more. Each asks for its kernel by
+    `moe.kernel_config`. A configuration that the user asks for is for all rows.
 
     Loops of no iteration are no launches, so that the host sees from the sizes
-    which of the two runs. The part of many rows is decomposed, as are forms
-    without a kernel, and `moe.grouped_outer`.
+    which of the two runs. What has no kernel is decomposed: the part of many
+    rows on chips without wgmma, and `moe.grouped_outer`. The experts' products
+    become loops over them, whose blocks multiply tiles of rows.
   }];
   let dependentDialects = [
     "::mlir::moe::MoEDialect",

@@ -24,6 +24,9 @@ StringRef mlir::moe::getScheduleRequirement(Operation *op,
       .Case([&](CombineOp) {
         return getRequirement(getCombineSchedules(), schedule);
       })
+      .Case([&](GroupedLinearOp) {
+        return getRequirement(getGroupedLinearSchedules(), schedule);
+      })
       .Case([&](RouterLogitsOp) {
         return getRequirement(getRouterLogitsSchedules(), schedule);
       })

@@ -1,9 +1,9 @@
 """What the ops on the rows of experts share.
 
 On a GPU rows of few tokens are multiplied by kernels of our own, which read each weight once, and
-rows of many by torch's grouped product where it takes them: neither asks the GPU how many rows an
-expert has, so that a call can be captured in a CUDA graph. What neither takes is a product an
-expert, and waits.
+rows of many by torch's grouped product where it takes them, else by our kernel of sm_90a: none asks
+the GPU how many rows an expert has, so that a call can be captured in a CUDA graph. What none takes
+is a product an expert, and waits.
 """
 
 import torch
@@ -14,6 +14,8 @@ from ._check import ACTIVATIONS
 # As in lib/Conversion/MoEToGPU/Experts: rows of an expert, on average, up to which reading its
 # weights takes longer than multiplying them, and features that a step of the kernel takes.
 FEW_ROWS, _CHUNK = 16, 64
+# Elements of 16 bytes, of which rows consist for the kernel of warpgroups.
+_UNIT = 8
 
 
 def has_kernel(*tensors: torch.Tensor | None) -> bool:
@@ -23,7 +25,22 @@ def has_kernel(*tensors: torch.Tensor | None) -> bool:
 
 
 def has_gpu_kernel(rows: int, *weights: torch.Tensor, transposed: bool) -> bool:
-    """Whether a GPU's kernel for few rows takes weights `[experts, out, in]` of the same experts."""
+    """Whether a GPU's kernel takes the weights of the same experts, and torch's product is no better."""
+    return (_has_kernel_of_few_rows(rows, *weights, transposed=transposed)
+            or not are_grouped(*weights) and _has_kernel_of_warpgroups(*weights))
+
+
+def _has_kernel_of_warpgroups(*weights: torch.Tensor) -> bool:
+    return all(w.is_cuda and w.dim() == 3 and w.dtype in (torch.bfloat16, torch.float16)
+               and w.numel() > 0 and w.shape[1] % _UNIT == 0 and w.shape[2] % _UNIT == 0
+               and w.is_contiguous() and _has_warpgroups(w.device) for w in weights)
+
+
+def _has_warpgroups(device: torch.device) -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def _has_kernel_of_few_rows(rows: int, *weights: torch.Tensor, transposed: bool) -> bool:
     return not transposed and all(
         w.is_cuda and w.dim() == 3 and w.dtype in (torch.bfloat16, torch.float16)
         and rows <= FEW_ROWS * w.shape[0]

@@ -174,6 +174,20 @@ def test_which_rows_are_few(rows, dtype, transposed, takes):
         assert not expert_runs.has_gpu_kernel(8, w.narrow(2, 0, 40), transposed=False)
 
 
+@pytest.mark.parametrize("capability, dtype, features, takes", [
+    ((9, 0), F16, 64, True), ((8, 0), F16, 64, False), ((10, 0), F16, 64, False),
+    ((9, 0), F16, 60, False), ((9, 0), torch.float32, 64, False), ((9, 0), BF16, 64, False),
+])
+def test_which_rows_warpgroups_take(monkeypatch, capability, dtype, features, takes):
+    """Many rows, or weights [experts, in, out]; those of bf16 are torch's grouped product's."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    with FakeTensorMode():
+        w = torch.empty(4, 32, features, dtype=dtype, device="cuda:0")
+        assert expert_runs.has_gpu_kernel(65, w, transposed=False) == takes
+        assert expert_runs.has_gpu_kernel(8, w, transposed=True) == takes
+
+
 def test_sums_of_runs():
     rows, offsets = torch.randn(9, 4), torch.tensor([0, 2, 2, 7])
     sums = expert_runs.sum_runs(rows, offsets)

@@ -98,7 +98,8 @@ def test_straight_code_is_counted_as_it_is():
     """A kernel without loops issues each instruction once a warp."""
     launch = a_launch()
     assert not list(launch.code.loop_ranges())
-    assert launch.trace.left_out == pytest.approx(1, abs=0.02)
+    ((share, trace),) = launch.traces
+    assert share == 1 and trace.left_out == pytest.approx(1, abs=0.02)
     issued = launch.pipe_cycles()["issue"] * chips.SCHEDULERS / launch.warps
     assert issued == pytest.approx(len(launch.code.instructions), rel=0.05)
 

@@ -3,8 +3,9 @@
 //   few  = rows, where they are at most kFewRows an expert, else 0
 //   many = rows - few
 //
-// The op on the first `many` rows becomes loops over experts, and that on the
-// first `few` has a kernel (GroupedLinear.cpp).
+// Both parts have kernels on sm_90a (GroupedLinear.cpp and
+// GroupedLinearWarpgroup.cpp). Elsewhere the one on the first `many` rows
+// becomes loops over experts.
 //
 //===----------------------------------------------------------------------===//
 
@@ -13,6 +14,7 @@
 
 #include "MoE/Conversion/Passes.h"
 #include "MoE/Transforms/Transforms.h"
+#include "MoE/Transforms/WantedKernelConfigs.h"
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Arith/IR/Arith.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
@@ -96,8 +98,9 @@ static std::pair<GroupedLinearOp, Value> cloneForRows(ImplicitLocOpBuilder &b,
   return {part, putRows(b, part->getResult(0), into, count)};
 }
 
-/// Cuts `op` in two and returns the part of few rows.
-static GroupedLinearOp cutByRows(GroupedLinearOp op) {
+/// Cuts `op` in two: the parts of many and of few rows.
+static std::pair<GroupedLinearOp, GroupedLinearOp>
+cutByRows(GroupedLinearOp op) {
   ImplicitLocOpBuilder b(op.getLoc(), op);
   Sizes sizes = getSizes(b, op);
   auto [many, manyRows] =
@@ -106,7 +109,7 @@ static GroupedLinearOp cutByRows(GroupedLinearOp op) {
       cloneForRows(b, op, countIf(b, sizes, /*few=*/true), manyRows);
   op->replaceAllUsesWith(ValueRange{rows});
   op.erase();
-  return few;
+  return {many, few};
 }
 
 /// Whether all rows are few ones, if that is known.
@@ -125,22 +128,51 @@ struct MoEDecomposeExpertsForGPUPass
   using Base::Base;
 
   void runOnOperation() override {
+    hasWgmma = getBlockShape(getOperation()).hasWgmma;
     SmallVector<GroupedLinearOp> ops;
     getOperation().walk([&](GroupedLinearOp op) { ops.push_back(op); });
-    DenseSet<Operation *> kept;
-    for (GroupedLinearOp op : ops) {
-      if (!hasKernelOfFewRows(op) || !op.hasPureTensorSemantics())
-        continue;
-      std::optional<bool> areFew = hasFewRows(op);
-      if (!areFew)
-        kept.insert(cutByRows(op));
-      else if (*areFew)
-        kept.insert(op);
-    }
+    for (GroupedLinearOp op : ops)
+      if (op.hasPureTensorSemantics())
+        choose(op);
     decomposeIf(getOperation(), [&](linalg::AggregatedOpInterface op) {
       return isa<GroupedLinearOp, GroupedOuterOp>(op.getOperation()) &&
              !kept.contains(op);
     });
   }
+
+private:
+  /// Keeps what has a kernel, and cuts what has one for few rows alone.
+  void choose(GroupedLinearOp op) {
+    // The user's choice is for all rows; moe-select-kernel-config sees to it.
+    if (getWantedKernelConfig(op)) {
+      kept.insert(op);
+      return;
+    }
+    bool hasMany = hasWgmma && hasKernelOfManyRows(op);
+    if (!hasKernelOfFewRows(op)) {
+      if (hasMany)
+        keep(op, KernelSchedule::Wgmma);
+      return;
+    }
+    std::optional<bool> areFew = hasFewRows(op);
+    GroupedLinearOp many = op, few = op;
+    if (!areFew)
+      std::tie(many, few) = cutByRows(op);
+    if (areFew.value_or(true))
+      keep(few, KernelSchedule::Mma);
+    if (hasMany && !areFew.value_or(false))
+      keep(many, KernelSchedule::Wgmma);
+  }
+
+  void keep(GroupedLinearOp op, KernelSchedule schedule) {
+    op->setAttr(kKernelConfigAttrName,
+                KernelConfigAttr::get(op.getContext(), /*rows=*/0,
+                                      /*threads=*/0, schedule,
+                                      KernelLoop::Shared, /*shared_bytes=*/0));
+    kept.insert(op);
+  }
+
+  bool hasWgmma = false;
+  DenseSet<Operation *> kept;
 };
 } // namespace

@@ -23,7 +23,9 @@
 
 #include "Emit/Cluster.h"
 #include "Emit/WarpBuilder.h"
+#include "GroupedLinearWarpgroup.h"
 #include "Product/FeatureChunks.h"
+#include "RowGroups.h"
 #include "Schedules.h"
 
 #include "MoE/Dialect/MoE/IR/ExpertActivations.h"
@@ -74,117 +76,6 @@ bool mlir::moe::hasKernelOfFewRows(GroupedLinearOp op) {
          !ShapedType::isDynamic(features) && features > 0 &&
          features % kChunk == 0 && getShaped(op.getW()).getDimSize(1) > 0 &&
          llvm::all_of(buffers, hasWholeRows);
-}
-
-//===----------------------------------------------------------------------===//
-// Rows of a block
-//===----------------------------------------------------------------------===//
-
-namespace {
-/// Rows of one expert, or rows that no expert has.
-struct RowGroup {
-  /// i32, and whether there are any.
-  Value expert, begin, end, exists;
-  /// Whether an expert has them.
-  Value isOfExpert;
-};
-
-/// Finds the rows of group `number`. Between the runs of the experts, and after
-/// the last one, there may be rows of none: all rows are cut into E + 2 runs,
-/// that of expert e being run e + 1.
-class RowGroups {
-public:
-  RowGroups(WarpBuilder &b, GroupedLinearOp op)
-      : b(b), offsets(op.getOffsets()),
-        numExperts(memref::DimOp::create(b, op.getW(), b.index(0))),
-        numRows(memref::DimOp::create(b, op.getOuts()[0], b.index(0))) {
-    numRuns = b.add(b.toI32(numExperts), b.i32(2));
-    // A lane has neighbouring runs.
-    perLane = b.div(b.add(numRuns, b.i32(kWarpSize - 1)), kWarpSize);
-    firstRun = b.mul(b.lane(), perLane);
-  }
-
-  RowGroup find(Value number);
-
-private:
-  Value getBegin(Value run);
-  Value countGroups(Value begin, Value end);
-  Value countGroupsBefore();
-
-  WarpBuilder &b;
-  Value offsets, numExperts, numRows;
-  Value numRuns, perLane, firstRun;
-};
-} // namespace
-
-/// Where a run begins, and the one before it ends.
-Value RowGroups::getBegin(Value run) {
-  Value expert = b.sub(b.toIndex(run), b.index(1));
-  expert = b.minSigned(b.maxSigned(expert, b.index(0)), numExperts);
-  Value offset = b.toIndex(memref::LoadOp::create(b, offsets, expert));
-  offset = b.minSigned(b.maxSigned(offset, b.index(0)), numRows);
-  offset = b.toI32(offset);
-  offset =
-      b.select(b.compare(CmpIPredicate::eq, run, b.i32(0)), b.i32(0), offset);
-  return b.select(b.less(run, numRuns), offset, b.toI32(numRows));
-}
-
-Value RowGroups::countGroups(Value begin, Value end) {
-  Value size = b.maxSigned(b.sub(end, begin), b.i32(0));
-  return b.div(b.add(size, b.i32(kMaxRows - 1)), kMaxRows);
-}
-
-/// The groups of the runs of all lanes before this one.
-Value RowGroups::countGroupsBefore() {
-  Value first = getBegin(firstRun);
-  SmallVector<Value> counted =
-      b.loop(b.index(0), b.toIndex(perLane), 1, ValueRange{b.i32(0), first},
-             [&](Value i, ValueRange carried) -> SmallVector<Value> {
-               Value end =
-                   getBegin(b.add(firstRun, b.add(b.toI32(i), b.i32(1))));
-               return {b.add(carried[0], countGroups(carried[1], end)), end};
-             });
-  Value own = counted[0], sum = own, lane = b.lane();
-  for (int64_t distance = 1; distance < kWarpSize; distance *= 2) {
-    Value source = b.maxSigned(b.sub(lane, b.i32(distance)), b.i32(0));
-    Value other = b.shuffleFrom(sum, source);
-    sum = b.select(b.less(lane, b.i32(distance)), sum, b.add(sum, other));
-  }
-  return b.sub(sum, own);
-}
-
-RowGroup RowGroups::find(Value number) {
-  Value none = b.i32(-1);
-  SmallVector<Value> found = b.loop(
-      b.index(0), b.toIndex(perLane), 1,
-      ValueRange{countGroupsBefore(), getBegin(firstRun), none, none, none},
-      [&](Value i, ValueRange carried) -> SmallVector<Value> {
-        Value run = b.add(firstRun, b.toI32(i)), begin = carried[1];
-        Value end = getBegin(b.add(run, b.i32(1)));
-        Value groups = countGroups(begin, end);
-        Value place = b.sub(number, carried[0]);
-        // As an unsigned number a negative one is large.
-        Value isHere = b.compare(CmpIPredicate::ult, place, groups);
-        Value first = b.add(begin, b.mul(place, b.i32(kMaxRows)));
-        return {b.add(carried[0], groups), end,
-                b.select(isHere, run, carried[2]),
-                b.select(isHere, first, carried[3]),
-                b.select(isHere, end, carried[4])};
-      });
-  Value lanes = b.ballot(b.less(none, found[2]));
-  // The lowest lane.
-  Value below =
-      b.both(b.sub(lanes, b.i32(1)), b.op<arith::XOrIOp>(lanes, b.i32(-1)));
-  Value source = b.rem(b.countBits(below), kWarpSize);
-  Value run = b.shuffleFrom(found[2], source);
-  Value begin = b.shuffleFrom(found[3], source);
-  Value end = b.shuffleFrom(found[4], source);
-  end = b.minSigned(end, b.add(begin, b.i32(kMaxRows)));
-  Value last = b.sub(numRuns, b.i32(1));
-  Value isOfExpert = b.both(b.less(b.i32(0), run), b.less(run, last));
-  Value expert = b.select(isOfExpert, b.sub(run, b.i32(1)), b.i32(0));
-  return {expert, begin, end, b.compare(CmpIPredicate::ne, lanes, b.i32(0)),
-          isOfExpert};
 }
 
 //===----------------------------------------------------------------------===//
@@ -449,25 +340,8 @@ void FewRows::store(Value product, ValueRange sums) {
 // Grid
 //===----------------------------------------------------------------------===//
 
-/// How many groups of rows there may be: as many as rows where there are few,
-/// else one of each run that is not whole, and the whole ones.
-static Value getNumGroups(ThreadBuilder &b, GroupedLinearOp op) {
-  Value numRows = memref::DimOp::create(b, op.getOuts()[0], b.index(0));
-  Value numExperts = memref::DimOp::create(b, op.getW(), b.index(0));
-  AffineExpr rows = b.getAffineDimExpr(0), experts = b.getAffineDimExpr(1);
-  AffineExpr runs = experts + 2;
-  AffineExpr isMany = isMore(rows, runs);
-  auto apply = [&](AffineExpr expr) -> Value {
-    return affine::AffineApplyOp::create(b, AffineMap::get(2, 0, expr),
-                                         ValueRange{numRows, numExperts});
-  };
-  Value few = b.mul(apply(1 - isMany), numRows);
-  Value many = b.mul(apply(isMany), apply(runs + rows.floorDiv(kMaxRows)));
-  return b.add(few, many);
-}
-
-static SmallVector<KernelChoice<GroupedLinearOp>> getChoices(GroupedLinearOp op,
-                                                             BlockShape block) {
+static SmallVector<KernelChoice<GroupedLinearOp>>
+getFewRowChoices(GroupedLinearOp op, BlockShape) {
   if (!hasKernelOfFewRows(op))
     return {};
   return {{KernelConfigAttr::get(op.getContext(), /*rows=*/0, /*threads=*/0,
@@ -480,22 +354,37 @@ static SmallVector<KernelChoice<GroupedLinearOp>> getChoices(GroupedLinearOp op,
                  b, b.getLoc(), b.getAffineSymbolExpr(0).ceilDiv(width),
                  {memref::getMixedSize(b, b.getLoc(), y, 1)});
              // Neighbouring blocks read the same weights.
-             Value groups = getNumGroups(b, op);
+             Value groups = RowGroups::getBound(b, op, kMaxRows);
              SmallVector<Value> ids = createGrid(b, {tiles, groups});
              setBlockThreads(b, kWarps * kWarpSize);
              Value parts = memref::AllocOp::create(
                  b, MemRefType::get(kPartsShape, b.getF32Type()));
-             RowGroup rows = RowGroups(b, op).find(b.toI32(ids[1]));
+             RowGroup rows = RowGroups(b, op, kMaxRows).find(b.toI32(ids[1]));
              b.ifThen(rows.exists,
                       [&] { FewRows(b, op, ids[0], rows, parts).emit(); });
            }}};
+}
+
+static SmallVector<KernelChoice<GroupedLinearOp>>
+getManyRowChoices(GroupedLinearOp op, BlockShape block) {
+  if (!block.hasWgmma || !hasKernelOfManyRows(op))
+    return {};
+  return {{KernelConfigAttr::get(op.getContext(), /*rows=*/0, /*threads=*/0,
+                                 KernelSchedule::Wgmma, KernelLoop::Kernel,
+                                 /*shared_bytes=*/0),
+           emitGroupedLinearOnWarpgroups}};
 }
 
 static constexpr Schedule<GroupedLinearOp> kSchedules[] = {
     {KernelSchedule::Mma,
      "rows and weights of one 16-bit type without gaps, a static number of "
      "features, a multiple of 64, and weights [experts, out, in] as they are",
-     getChoices},
+     getFewRowChoices},
+    {KernelSchedule::Wgmma,
+     "sm_90a, and rows and weights of one 16-bit type without gaps, whose "
+     "sizes "
+     "but the number of rows are static, rows of whole units of 16 bytes",
+     getManyRowChoices},
 };
 
 ArrayRef<Schedule<GroupedLinearOp>> mlir::moe::getGroupedLinearSchedules() {
@@ -504,8 +393,11 @@ ArrayRef<Schedule<GroupedLinearOp>> mlir::moe::getGroupedLinearSchedules() {
 
 void mlir::moe::addGroupedLinearGridFacts(KernelFacts &facts,
                                           BlockShape block) {
-  facts.addForms<GroupedLinearOp>(hasKernelOfFewRows,
-                                  kSchedules[0].requirement);
+  auto hasKernel = [=](GroupedLinearOp op) {
+    return hasKernelOfFewRows(op) ||
+           (block.hasWgmma && hasKernelOfManyRows(op));
+  };
+  facts.addForms<GroupedLinearOp>(hasKernel, kSchedules[0].requirement);
   facts.addConfigs<GroupedLinearOp>([=](GroupedLinearOp op) {
     return getConfigs(getGroupedLinearSchedules(), op, block);
   });

@@ -12,6 +12,11 @@ namespace mlir::moe {
 /// of features, a multiple of 64, and weights [experts, out, in] as they are.
 bool hasKernelOfFewRows(GroupedLinearOp op);
 
+/// Whether the kernel for many rows an expert does, on a chip with wgmma: rows
+/// and weights of one 16-bit type without gaps, whose sizes but the number of
+/// rows are static, and whose rows are whole units of 16 bytes.
+bool hasKernelOfManyRows(GroupedLinearOp op);
+
 } // namespace mlir::moe
 
 #endif // MOE_LIB_CONVERSION_MOETOGPU_EXPERTS_GROUPEDLINEAR_H

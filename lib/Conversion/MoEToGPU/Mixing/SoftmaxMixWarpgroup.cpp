@@ -3,17 +3,12 @@
 // Serves what the kernel of SoftmaxMixTensor.cpp does, with products of whole
 // warpgroups (wgmma), as long as the queries of a tile fit into shared memory.
 // One or two warpgroups consume, 64 queries each; the last one produces: it
-// copies what they multiply. The two sides meet at rings of slots in shared
-// memory, with two barriers a slot: `full`, where the copies of the producers
-// arrive, and `empty`, where the warps that have used them do.
+// copies what they multiply. The two sides meet at rings (Emit/Ring.h):
 //
 //   ring      slots    what                                     one a
 //   queries   1        64 or 128 queries                        query tile
 //   keys      2 to 8   64 features of 64 keys                   chunk
 //   values    2        values and biases of 64 keys             key tile
-//
-// Consumers count what they take and producers what they bring: use n of a ring
-// is in slot n mod slots, in a phase of parity n / slots mod 2.
 //
 // The arithmetic is that of the other kernel: a chunk is summed from 0 and then
 // added, because tensor cores truncate, while the next one is multiplied (with
@@ -23,7 +18,7 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "Emit/WarpgroupBuilder.h"
+#include "Emit/Ring.h"
 #include "MixEmitter.h"
 #include "SoftmaxMix.h"
 #include "SoftmaxMixCopies.h"
@@ -69,7 +64,7 @@ struct WarpgroupPlan {
 
   /// Barriers come first.
   int64_t getBarrierBytes() const {
-    return 2 * kBarrierBytes * (1 + keySlots + kValueSlots);
+    return Ring::getBarrierBytes(1 + keySlots + kValueSlots);
   }
   int64_t getQueryPlace() const {
     return llvm::alignTo(getBarrierBytes(), kWgmmaAlignment);
@@ -127,36 +122,10 @@ static SmallVector<WarpgroupPlan> getPlans(SoftmaxMixOp op,
 }
 
 //===----------------------------------------------------------------------===//
-// Rings
-//===----------------------------------------------------------------------===//
-
-namespace {
-/// Slots in shared memory that producers fill and consumers empty, in turn.
-struct Ring {
-  int64_t slots, slotBytes;
-  Value barriers, memory;
-  /// Arrivals by which a slot is full.
-  int64_t numFilling;
-
-  Value getSlot(WarpBuilder &b, Value use) const { return b.rem(use, slots); }
-  Value getPlace(WarpBuilder &b, Value use) const {
-    return b.at(memory, b.mul(getSlot(b, use), b.i32(slotBytes)));
-  }
-  Value getParity(WarpBuilder &b, Value use) const {
-    return b.rem(b.div(use, slots), 2);
-  }
-  Value getFull(WarpBuilder &b, Value use) const {
-    return b.at(barriers, b.mul(getSlot(b, use), b.i32(2 * kBarrierBytes)));
-  }
-  Value getEmpty(WarpBuilder &b, Value use) const {
-    return b.at(getFull(b, use), kBarrierBytes);
-  }
-};
-
-//===----------------------------------------------------------------------===//
 // Parts of the emitter
 //===----------------------------------------------------------------------===//
 
+namespace {
 /// What producers and consumers know: where a thread stands, the tile, and the
 /// rings at which they meet.
 struct WarpgroupTile {
@@ -185,7 +154,6 @@ private:
   SmallVector<Value> produceTile(ValueRange uses);
   Value produceKeys(Value firstKey, Value use);
   void produceExtras(Value firstKey, Value use);
-  void waitForEmpty(const Ring &ring, Value use);
 
   WarpgroupTile &tile;
   WarpgroupBuilder &b;
@@ -246,7 +214,7 @@ WarpgroupTile::WarpgroupTile(WarpgroupBuilder &b, SoftmaxMixOp op,
   auto makeRing = [&](int64_t slots, int64_t slotBytes, int64_t place,
                       int64_t arrivals) {
     Ring ring{slots, slotBytes, barriers, b.at(base, place), arrivals};
-    barriers = b.at(barriers, 2 * kBarrierBytes * slots);
+    barriers = b.at(barriers, Ring::getBarrierBytes(slots));
     return ring;
   };
   queries = makeRing(1, plan.queryBytes, plan.getQueryPlace(), kWarpgroupSize);
@@ -262,11 +230,7 @@ void WarpgroupTile::initBarriers() {
   Value isFirst = b.compare(arith::CmpIPredicate::eq, thread, b.i32(0));
   b.ifThen(isFirst, [&] {
     for (const Ring &ring : {queries, keys, values})
-      for (int64_t slot = 0; slot < ring.slots; ++slot) {
-        b.initBarrier(ring.getFull(b, b.i32(slot)), ring.numFilling);
-        b.initBarrier(ring.getEmpty(b, b.i32(slot)),
-                      kWarpgroupWarps * plan.consumers);
-      }
+      ring.initBarriers(b, kWarpgroupWarps * plan.consumers);
   });
   b.barrier();
 }
@@ -287,14 +251,9 @@ void Producer::emit() {
                        [&](ValueRange uses) { return produceTile(uses); });
 }
 
-void Producer::waitForEmpty(const Ring &ring, Value use) {
-  Value parity = ring.getParity(b, use);
-  b.waitFor(ring.getEmpty(b, use), b.op<arith::XOrIOp>(parity, b.i32(1)));
-}
-
 /// `uses` are those of the rings so far: of queries, keys and values.
 SmallVector<Value> Producer::produceTile(ValueRange uses) {
-  waitForEmpty(tile.queries, uses[0]);
+  tile.queries.waitForEmpty(b, uses[0]);
   b.loop(b.index(0), b.index(plan.numChunks), 1, [&](Value index) {
     Value chunk = b.toI32(index);
     Value place = b.mul(chunk, b.i32(plan.tileRows * kChunkBytes));
@@ -319,7 +278,7 @@ SmallVector<Value> Producer::produceTile(ValueRange uses) {
 Value Producer::produceKeys(Value firstKey, Value use) {
   return b.loop(b.index(0), b.index(plan.numChunks), 1, use,
                 [&](Value chunk, ValueRange old) -> SmallVector<Value> {
-                  waitForEmpty(tile.keys, old[0]);
+                  tile.keys.waitForEmpty(b, old[0]);
                   copies.copyChunk(tile.op.getK(),
                                    tile.keys.getPlace(b, old[0]), kTileKeys,
                                    firstKey, b.toI32(chunk),
@@ -330,7 +289,7 @@ Value Producer::produceKeys(Value firstKey, Value use) {
 }
 
 void Producer::produceExtras(Value firstKey, Value use) {
-  waitForEmpty(tile.values, use);
+  tile.values.waitForEmpty(b, use);
   Value slot = tile.values.getSlot(b, use);
   tile.mix.writeBiases(copies.thread, firstKey,
                        b.at(tile.biases, b.mul(slot, b.i32(plan.biasBytes))));
@@ -344,26 +303,6 @@ void Producer::produceExtras(Value firstKey, Value use) {
 //===----------------------------------------------------------------------===//
 // Products of keys
 //===----------------------------------------------------------------------===//
-
-static void waitForFull(WarpgroupBuilder &b, const Ring &ring, Value use) {
-  b.waitFor(ring.getFull(b, use), ring.getParity(b, use));
-  b.fenceProducts();
-}
-
-/// The warp has read what is in the slot.
-static void release(WarpgroupTile &tile, const Ring &ring, Value use) {
-  WarpgroupBuilder &b = tile.b;
-  b.syncWarp();
-  b.arrive(ring.getEmpty(b, use),
-           b.compare(arith::CmpIPredicate::eq, tile.lane, b.i32(0)));
-}
-
-static SmallVector<Value> addAll(WarpBuilder &b, ArrayRef<Value> sums,
-                                 ArrayRef<Value> terms) {
-  return llvm::map_to_vector(llvm::zip_equal(sums, terms), [&](auto pair) {
-    return b.add(std::get<0>(pair), std::get<1>(pair));
-  });
-}
 
 /// The products of one chunk, whose keys use `use` brings. Chunks behind the
 /// first ones of a loop are whole, but for the last.
@@ -380,42 +319,20 @@ SmallVector<Product> KeyProducts::getProducts(Matrix queries, Value use,
 }
 
 /// Adds the products of `count` chunks from `first` on, whose keys use `use`
-/// and the next ones bring, to `totals`. While one chunk is added, or its slot
-/// is given back, the next is multiplied.
+/// and the next ones bring, to `totals`.
 SmallVector<Value> KeyProducts::multiplyChunks(Matrix queries, Value use,
                                                int64_t first, int64_t count,
                                                ValueRange totals) {
-  bool isExact = tile.op.getPrecision() == Precision::IEEE;
-  SmallVector<Value> sums(totals), part;
-  auto finish = [&](Value ownUse, int64_t pending) {
-    if (isExact)
-      part = b.waitForProducts(part, pending);
-    else if (pending > 0)
-      b.waitForProducts({}, pending);
-    else
-      sums = b.waitForProducts(sums, pending);
-    release(tile, tile.keys, ownUse);
-    if (isExact)
-      sums = sums.empty() ? part : addAll(b, sums, part);
-  };
-  Value lastUse;
-  for (int64_t i = 0; i < count; ++i) {
-    waitForFull(b, tile.keys, use);
+  RingProducts products{b,
+                        tile.keys,
+                        tile.lane,
+                        kTileKeys,
+                        getShaped(tile.op.getQ()).getElementType(),
+                        tile.op.getPrecision() == Precision::IEEE};
+  return products.multiply(use, count, totals, [&](Value own, int64_t i) {
     Matrix rows = b.offset(queries, i * plan.tileRows * kChunkBytes);
-    SmallVector<Product> products = getProducts(rows, use, first + i);
-    SmallVector<Value> started =
-        b.startProducts(products, isExact ? ValueRange() : ValueRange(sums),
-                        kTileKeys, getShaped(tile.op.getQ()).getElementType());
-    if (!isExact)
-      sums = started;
-    if (i > 0)
-      finish(lastUse, /*pending=*/1);
-    part = started;
-    lastUse = use;
-    use = b.add(use, b.i32(1));
-  }
-  finish(lastUse, /*pending=*/0);
-  return sums;
+    return getProducts(rows, own, first + i);
+  });
 }
 
 Fragment KeyProducts::multiply(Matrix queries, Value &use) {
@@ -461,7 +378,7 @@ void Consumer::emit() {
 }
 
 SmallVector<Value> Consumer::consumeTile(ValueRange uses) {
-  waitForFull(b, tile.queries, uses[0]);
+  tile.queries.waitForFull(b, uses[0]);
   Value warpgroup = b.div(tile.warp, kWarpgroupWarps);
   Matrix rows =
       b.describe(b.at(tile.queries.memory,
@@ -478,7 +395,7 @@ SmallVector<Value> Consumer::consumeTile(ValueRange uses) {
              [&](Value firstKey, ValueRange old) -> SmallVector<Value> {
                SmallVector<Value> next(old);
                Fragment p = keyProducts.multiply(rows, next[0]);
-               waitForFull(b, tile.values, old[1]);
+               tile.values.waitForFull(b, old[1]);
                SmallVector<Value> state(next.begin() + stateBegin,
                                         next.begin() + sumsBegin);
                Value offset =
@@ -489,11 +406,11 @@ SmallVector<Value> Consumer::consumeTile(ValueRange uses) {
                if (tile.op.getV())
                  mixValues(tile.values.getPlace(b, old[1]), p, decays,
                            MutableArrayRef(next).drop_front(sumsBegin));
-               release(tile, tile.values, old[1]);
+               tile.values.release(b, old[1], tile.lane);
                next[1] = b.add(old[1], b.i32(1));
                return next;
              });
-  release(tile, tile.queries, uses[0]);
+  tile.queries.release(b, uses[0], tile.lane);
   finishFragments(tile.mix,
                   ValueRange(last).slice(stateBegin, tile.mix.getStateSize()),
                   ValueRange(last).drop_front(sumsBegin));

@@ -8,21 +8,15 @@ of its calls runs once at a fraction of the size, and ours must equal eager's.
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from . import timing
 from .case import Problem
-from .target import Target
+from .target import Target, Text
 
 _REHEARSED_TOKENS = 40
-
-
-class Text(Protocol):
-    """What is made of MLIR text: a `Module`, or an op's kernel."""
-
-    def text(self) -> str: ...
 
 
 @dataclass

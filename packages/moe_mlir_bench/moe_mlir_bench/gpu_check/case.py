@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .target import Module, Target
+from .target import Target, Text
 
 # Elements of a tensor that go to the folder of failures.
 _SAVED_ELEMENTS = 1 << 20
@@ -41,7 +41,7 @@ class Case:
     # The reference needs a GPU to be quick.
     is_large: bool = False
     # What is run, where a rehearsal runs another one.
-    module: Module | None = None
+    module: Text | None = None
     limit: float = 20.0
     # Seconds on a GPU, for the plan.
     model: float = 0.5

@@ -16,6 +16,7 @@ from moe_mlir import reference
 from moe_mlir.experts.run import run_experts
 from moe_mlir.ops._expert_activation import ExpertActivation
 from moe_mlir.ops._kernel import ELEMENT_TYPES
+from moe_mlir.ops.grouped_linear import kernel as grouped_linear_kernel
 
 from . import gradients
 from .case import Case, _tuple, difference
@@ -189,6 +190,47 @@ def experts_case(experts: int, width: int, hidden: int, dtype: torch.dtype, leng
                 4e-6 + width**0.5 * 2**-23, module=module, **options)
 
 
+def grouped_linear_case(width: int, features: int, dtype: torch.dtype, lengths: Sequence[int],
+                        activation: ExpertActivation, transposed: bool = False,
+                        **options: Any) -> Case:
+    """Rows gathered from x, times the weights of their experts, a bias, and an activation."""
+    count, experts, element = sum(lengths), len(lengths), ELEMENT_TYPES[dtype]
+    offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0)])
+    run = grouped_linear_kernel(dtype, width, features, torch.int64, dtype, torch.int64,
+                                transposed, activation)
+
+    def inputs():
+        w = _normal(experts, features, width, seed=2, scale=width**-0.5, dtype=dtype)
+        rows = torch.randint(count, (count,), generator=torch.Generator().manual_seed(1))
+        return [_normal(count, width, seed=1, dtype=dtype), w.mT.contiguous() if transposed else w,
+                offsets, rows, _normal(experts, features, seed=3, dtype=dtype)]
+
+    def expect(x, w, offsets, rows, bias):
+        x, w = x[rows], w if transposed else w.mT
+        return torch.cat([activation(x[begin:end] @ w[e] + bias[e])
+                          for e, (begin, end) in enumerate(zip(offsets, offsets[1:]))])
+
+    return Case(f"grouped_linear {count}x{width} to {features} E{experts} {activation.activation} "
+                f"{activation.gate} {element}{' transposed' if transposed else ''}",
+                inputs, run, expect, 2**-8 if dtype == torch.bfloat16 else 2**-11, module=run,
+                **options)
+
+
+def _grouped_linear_cases():
+    """Of many rows an expert: on sm_90a warpgroups multiply them."""
+    bf16, f16 = torch.bfloat16, torch.float16
+    none = ExpertActivation()
+    swiglu = ExpertActivation("silu", gate="concatenated")
+    interleaved = ExpertActivation("silu", alpha=1.702, gate="interleaved", limit=7.0, up_offset=1.0)
+    yield grouped_linear_case(256, 512, bf16, [128, 256], none)
+    yield grouped_linear_case(320, 264, bf16, [70, 0, 90], none)
+    yield grouped_linear_case(192, 272, f16, [200, 1], swiglu)
+    yield grouped_linear_case(576, 256, bf16, [60, 129], interleaved)
+    yield grouped_linear_case(136, 256, bf16, [70, 129], none, transposed=True)
+    yield grouped_linear_case(320, 272, bf16, [70, 9], swiglu, transposed=True)
+    yield grouped_linear_case(72, 48, f16, [90], interleaved, transposed=True)
+
+
 def layer_case(tokens: int, width: int, hidden: int, experts: int, k: int, dtype: torch.dtype,
                activation: ExpertActivation, is_gradient: bool = False, **options: Any) -> Case:
     """A layer of experts as users call it, some of whose tokens have fewer than k experts."""
@@ -303,6 +345,7 @@ def _tensor_core_cases():
     yield attention_case(2, 70, 128, f16)
     yield experts_case(4, 72, 200, bf16, [70, 0, 1, 16])
     yield experts_case(4, 64, 48, f16, [3, 130, 64, 17], transposed=True)
+    yield from _grouped_linear_cases()
     yield similarity_case(200, 352, 16, bf16, True, model=2.0)
     yield similarity_case(70, 512, 16, bf16, False, model=2.0)
 
@@ -422,6 +465,9 @@ def _large_cases(rehearses):
     yield experts_case(8 if rehearses else 64, 2048 if not rehearses else 256,
                        1024 if not rehearses else 64, bf16,
                        _uneven(8 if rehearses else 64, size(16384)), **options)
+    yield grouped_linear_case(256 if rehearses else 2048, 64 if rehearses else 1536, bf16,
+                              _uneven(8 if rehearses else 64, size(16384)),
+                              ExpertActivation("silu", gate="concatenated"), **options)
     yield dispersion_case(size(16384), 512, 64, **options)
     yield adjacency_case(size(16384), 64, 8, **options)
     yield dispatch_case(size(4096), 128, 8, **options)

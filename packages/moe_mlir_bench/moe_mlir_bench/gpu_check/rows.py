@@ -16,6 +16,7 @@ from moe_mlir._torch.core import grouped_mm
 from moe_mlir.experts.run import run_experts
 from moe_mlir.ops._expert_activation import ExpertActivation
 from moe_mlir.ops._kernel import ELEMENT_TYPES
+from moe_mlir.ops.grouped_linear import kernel as grouped_linear_kernel
 from moe_mlir.ops.run_experts import apply_gates, places
 from moe_mlir.ops.run_experts import kernel as layer_kernel
 from moe_mlir.ops.token_rows import kernel as token_rows_kernel
@@ -230,6 +231,34 @@ def _experts_rows(rehearses):
                   tolerance=0.03, module=module)
 
 
+def _grouped_linear_rows(rehearses):
+    """The layers of experts of an artifact: sorted rows, the weights of their experts, an activation."""
+    sizes = ((8, 256, 64, 1024, None),) if rehearses else (
+        (64, 2048, 1024, 16384, None), (8, 2048, 1024, 8192, None), (128, 2048, 1536, 65536, SWIGLU),
+        (128, 2048, 1536, 262144, SWIGLU), (256, 7168, 4096, 65536, SWIGLU))
+    for experts, width, features, tokens, activation in sizes:
+        act = activation or ExpertActivation()
+        run = grouped_linear_kernel(BF16, width, features, torch.int64, None, None, False, act)
+
+        def make(device, n, e=experts, w=width, f=features):
+            return [_randn(n, w, dtype=BF16, device=device),
+                    _randn(e, f, w, dtype=BF16, device=device, scale=w**-0.5),
+                    torch.arange(e + 1, device=device) * n // e]
+
+        def grouped(x, w, offsets, activation=activation):
+            z = grouped_mm(x, w.mT, offs=offsets[1:].int())
+            if activation is None:
+                return z
+            a, u = z.chunk(2, -1)
+            return F.silu(a) * u
+
+        yield Row(f"grouped_linear {tokens}x{width} to {features} E{experts}"
+                  f"{' swiglu' if activation else ''} bf16", tokens, make, run, grouped,
+                  2 * (tokens * width + experts * width * features + tokens * act.width(features)),
+                  operations=2 * tokens * width * features, peers={"grouped_mm": grouped},
+                  tolerance=0.03, module=run)
+
+
 def _statistics_rows():
     for tokens, width, experts in ((16384, 512, 64), (16384, 4096, 64)):
         def eager(h, a, e=experts):
@@ -326,7 +355,7 @@ def _grouped_layer(x, gates, indices, w_in, w_out):
 
 def all_rows(rehearses: bool = False) -> list[Row]:
     return [*_selection_rows(), *_router_rows(), *_similarity_rows(), *_attention_rows(),
-            *_experts_rows(rehearses), *_layer_rows(rehearses), *_statistics_rows()]
+            *_experts_rows(rehearses), *_grouped_linear_rows(rehearses), *_layer_rows(rehearses), *_statistics_rows()]
 
 
 def all_units(rehearses: bool) -> list:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -73,6 +74,12 @@ def _plan(name, shapes, grid, block, dynamic_smem) -> LaunchPlan:
         "kernels": [{"name": name, "grid": list(grid), "block_size": block,
                      "dynamic_smem": dynamic_smem}],
     })
+
+
+class Text(Protocol):
+    """What is made of MLIR text: a `Module`, or an op's kernel."""
+
+    def text(self) -> str: ...
 
 
 @dataclass(frozen=True)
