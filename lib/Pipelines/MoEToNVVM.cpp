@@ -33,7 +33,8 @@ using namespace mlir::moe;
 /// Tiles rows to blocks, with as many rows a tile as their kernels want or
 /// workgroup memory holds.
 static void buildTileToBlocks(OpPassManager &manager, int64_t maxRows) {
-  // The layers of experts of many rows are loops over them, which become grids.
+  manager.addNestedPass<func::FuncOp>(createMoELinearToGroupedLinearPass());
+  // Layers of experts without a kernel are loops over them, which become grids.
   manager.addNestedPass<func::FuncOp>(createMoEDecomposeExpertsForGPUPass());
   manager.addNestedPass<func::FuncOp>(createMoEMapLoopsToBlocksPass());
   manager.addNestedPass<func::FuncOp>(createMoEDecomposeForGridsPass());
@@ -53,6 +54,7 @@ static void buildTiling(OpPassManager &manager,
   manager.addNestedPass<func::FuncOp>(createMoEEraseHostAssertsPass());
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
+  manager.addNestedPass<func::FuncOp>(createMoEScansToReductionsPass());
   manager.addPass(createMoEConvertToSoftmaxMixPass());
   buildTileToBlocks(manager, options.maxRows);
 }

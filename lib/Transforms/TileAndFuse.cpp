@@ -164,6 +164,18 @@ static bool dependsOnOrder(Operation *op) {
   });
 }
 
+/// Whether the kernel of an op that reads `slice` copies rows from global
+/// memory to where tensor cores multiply them: what a block computes lies
+/// elsewhere.
+static bool isCopiedByKernel(tensor::ExtractSliceOp slice) {
+  return llvm::any_of(slice->getUses(), [](OpOperand &use) {
+    auto op = dyn_cast<DestinationStyleOpInterface>(use.getOwner());
+    return op && op.isDpsInput(&use) &&
+           (hasSchedule(op, KernelSchedule::Mma) ||
+            hasSchedule(op, KernelSchedule::Wgmma));
+  });
+}
+
 /// Why the producer of `slice`, of which nothing is known but that it can be
 /// tiled, stays outside of the tile; empty to fuse it. `numLoops` tile offsets
 /// must all appear in the slice: otherwise several tiles need the same rows
@@ -177,6 +189,8 @@ static std::string whyNotFused(tensor::ExtractSliceOp slice, OpResult producer,
     return "it cannot be tiled";
   if (!isForGPU(op) && hasEffectsInBody(op))
     return "its body has effects, which stay in their order";
+  if (isCopiedByKernel(slice))
+    return "the kernel that reads it copies it from global memory";
   if (isComparedWithItself(producer) && dependsOnOrder(op))
     return "it is compared with itself, and two tiles of it could round in two "
            "orders";

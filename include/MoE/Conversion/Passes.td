@@ -202,6 +202,52 @@ def MoEDecomposeExpertsForGPUPass
   ];
 }
 
+def MoELinearToGroupedLinearPass
+    : Pass<"moe-linear-to-grouped-linear", "::mlir::func::FuncOp"> {
+  let summary = "Turn dense layers into layers of one expert";
+  let description = [{
+    A product of rows with a weight `[f, d]` or `[d, f]` of bf16 or f16, with sums
+    in f32, becomes `moe.grouped_linear` of one expert that has all rows, with
+    the bias that its sums start from and the conversion of its result to 16
+    bits. On chips with wgmma that op has kernels for few and for many rows. As
+    a linalg op the product would be computed in the kernel of the ops around
+    it, each block of which would read the whole weight for its few rows.
+
+    Weights of less than 2^16 elements stay what they are, and so do products in
+    loops, and forms that the kernels do not know.
+  }];
+  let statistics = [
+    Statistic<"numReplaced", "num-replaced", "Number of products replaced">
+  ];
+  let dependentDialects = [
+    "::mlir::moe::MoEDialect",
+    "::mlir::arith::ArithDialect",
+    "::mlir::linalg::LinalgDialect",
+    "::mlir::tensor::TensorDialect",
+  ];
+}
+
+def MoEScansToReductionsPass
+    : Pass<"moe-scans-to-reductions", "::mlir::func::FuncOp"> {
+  let summary = "Turn running sums into reductions";
+  let description = [{
+    Matches a loop over the places of a dim that carries what its body has made of
+    the elements so far and keeps it at each place, such as `torch.cumsum`. It
+    becomes a `linalg.generic` that reduces, for each place, the elements up to
+    it. For n places that is n^2 steps in place of n, which run in parallel; as a
+    loop, each iteration would be launched on its own. The lanes of a warp reduce
+    parts, so that floats are rounded in another order.
+  }];
+  let statistics = [
+    Statistic<"numReplaced", "num-replaced", "Number of loops replaced">
+  ];
+  let dependentDialects = [
+    "::mlir::arith::ArithDialect",
+    "::mlir::linalg::LinalgDialect",
+    "::mlir::tensor::TensorDialect",
+  ];
+}
+
 def MoEDecomposeForGridsPass : Pass<"moe-decompose-for-grids"> {
   let summary = "Decompose ops into parts of which each gets a grid";
   let description = [{

@@ -68,14 +68,14 @@ static ShapedType getShaped(Value value) {
 bool mlir::moe::hasKernelOfFewRows(GroupedLinearOp op) {
   Type element = getShaped(op.getX()).getElementType();
   int64_t features = getShaped(op.getX()).getDimSize(1);
-  SmallVector<Value> buffers{op.getX(), op.getW(), op.getOuts()[0]};
   return !op.isQuantized() && !op.getPacked() && !op.getTransposed() &&
          (element.isBF16() || element.isF16()) &&
          getShaped(op.getW()).getElementType() == element &&
          getShaped(op.getW()).getRank() == 3 &&
          !ShapedType::isDynamic(features) && features > 0 &&
          features % kChunk == 0 && getShaped(op.getW()).getDimSize(1) > 0 &&
-         llvm::all_of(buffers, hasWholeRows);
+         canCopyRows(op.getX()) && canCopyRows(op.getW()) &&
+         hasWholeRows(op.getOuts()[0]);
 }
 
 //===----------------------------------------------------------------------===//
@@ -389,6 +389,40 @@ static constexpr Schedule<GroupedLinearOp> kSchedules[] = {
 
 ArrayRef<Schedule<GroupedLinearOp>> mlir::moe::getGroupedLinearSchedules() {
   return kSchedules;
+}
+
+/// A buffer like `value`, without gaps.
+static Value createWhole(ImplicitLocOpBuilder &b, Value value) {
+  auto type = cast<MemRefType>(value.getType());
+  SmallVector<Value> sizes;
+  for (int64_t dim = 0; dim < type.getRank(); ++dim)
+    if (type.isDynamicDim(dim))
+      sizes.push_back(b.createOrFold<memref::DimOp>(value, dim));
+  return memref::AllocOp::create(
+      b, MemRefType::get(type.getShape(), type.getElementType()), sizes);
+}
+
+void mlir::moe::closeGapsOfGroupedLinear(func::FuncOp function) {
+  for (auto op : llvm::to_vector(function.getOps<GroupedLinearOp>())) {
+    if (!op.hasPureBufferSemantics())
+      continue;
+    ImplicitLocOpBuilder b(op.getLoc(), op);
+    for (OpOperand *operand : {&op.getXMutable(), &op.getWMutable()}) {
+      Value old = operand->get();
+      if (canCopyRows(old))
+        continue;
+      Value whole = createWhole(b, old);
+      memref::CopyOp::create(b, old, whole);
+      operand->set(whole);
+    }
+    OpOperand &out = op.getOutsMutable()[0];
+    Value old = out.get();
+    if (hasWholeRows(old))
+      continue;
+    out.set(createWhole(b, old));
+    b.setInsertionPointAfter(op);
+    memref::CopyOp::create(b, out.get(), old);
+  }
 }
 
 void mlir::moe::addGroupedLinearGridFacts(KernelFacts &facts,

@@ -4,6 +4,7 @@
 #define MOE_LIB_CONVERSION_MOETOGPU_EXPERTS_GROUPEDLINEAR_H
 
 #include "MoE/Dialect/MoE/IR/MoE.h"
+#include "mlir/Dialect/Func/IR/FuncOps.h"
 
 namespace mlir::moe {
 
@@ -16,6 +17,11 @@ bool hasKernelOfFewRows(GroupedLinearOp op);
 /// and weights of one 16-bit type without gaps, whose sizes but the number of
 /// rows are static, and whose rows are whole units of 16 bytes.
 bool hasKernelOfManyRows(GroupedLinearOp op);
+
+/// Gives the ops of `function` on buffers whose rows have gaps between them
+/// copies without, and results that are copied: which buffers have gaps is not
+/// known before, when the ops got a kernel.
+void closeGapsOfGroupedLinear(func::FuncOp function);
 
 } // namespace mlir::moe
 

@@ -642,14 +642,14 @@ static bool hasStatic(Value value, int64_t dim, int64_t multiple) {
 bool mlir::moe::hasKernelOfManyRows(GroupedLinearOp op) {
   constexpr int64_t unit = kUnitBytes / 2;
   Type element = getShaped(op.getX()).getElementType();
-  SmallVector<Value> buffers{op.getX(), op.getW(), op.getOuts()[0]};
   return !op.isQuantized() && !op.getPacked() &&
          (element.isBF16() || element.isF16()) &&
          getShaped(op.getW()).getElementType() == element &&
          getShaped(op.getW()).getRank() == 3 && hasStatic(op.getX(), 1, unit) &&
          hasStatic(op.getW(), 2, unit) &&
          hasStatic(op.getOuts()[0], 1, op.getTransposed() ? unit : 1) &&
-         llvm::all_of(buffers, hasWholeRows);
+         canCopyRows(op.getX()) && canCopyRows(op.getW()) &&
+         hasWholeRows(op.getOuts()[0]);
 }
 
 /// Workgroup memory whose first byte is aligned for products.

@@ -1,9 +1,11 @@
 //===- CastReshapes.cpp - Reshapes without a buffer of sizes --------------===//
 //
-// Where two sizes of one group are unknown, a shape can be expanded by
-// memref.reshape alone, which reads the sizes from a buffer. Kernels compute
-// what they capture again, and that buffer is written by nobody else: the
-// sizes are the values that the function stores there.
+// Where two sizes of one group are unknown, a program expands a shape by
+// memref.reshape, which reads the sizes from a buffer. Kernels compute what
+// they capture again, and that buffer is written by nobody else: the sizes are
+// the values that the function stores there. What passes expand themselves is
+// memref.expand_shape, which memref-expand-strided-metadata does not take with
+// two such sizes.
 //
 //===----------------------------------------------------------------------===//
 
@@ -43,24 +45,45 @@ static FailureOr<SmallVector<Value>> getStoredSizes(Value buffer) {
   return sizes;
 }
 
-/// `reshape` as a view of its source with the sizes and the strides that
-/// follow from them.
-static void castReshape(memref::ReshapeOp reshape, ArrayRef<Value> values) {
+/// The result of `reshape` as a view of its source with the sizes and the
+/// strides that follow from them.
+static void castTo(ArrayRef<OpFoldResult> sizes, ViewLikeOpInterface reshape) {
   ImplicitLocOpBuilder b(reshape.getLoc(), reshape);
+  Value view = memref::ReinterpretCastOp::create(
+      b, cast<MemRefType>(reshape->getResult(0).getType()),
+      reshape.getViewSource(), b.getIndexAttr(0), sizes,
+      getContiguousStrides(b, sizes));
+  reshape->replaceAllUsesWith(ValueRange(view));
+  reshape->erase();
+}
+
+static void castReshape(memref::ReshapeOp reshape, ArrayRef<Value> values) {
+  OpBuilder b(reshape);
   auto type = cast<MemRefType>(reshape.getType());
   SmallVector<OpFoldResult> sizes;
   for (auto [size, value] : llvm::zip_equal(type.getShape(), values))
     sizes.push_back(ShapedType::isDynamic(size)
                         ? OpFoldResult(value)
                         : OpFoldResult(b.getIndexAttr(size)));
-  Value cast = memref::ReinterpretCastOp::create(
-      b, type, reshape.getSource(), b.getIndexAttr(0), sizes,
-      getContiguousStrides(b, sizes));
-  reshape.replaceAllUsesWith(cast);
-  reshape.erase();
+  castTo(sizes, reshape);
+}
+
+/// Those of which two sizes of a group are unknown.
+static void castExpandShape(memref::ExpandShapeOp expand) {
+  MemRefType result = expand.getResultType();
+  bool hasTwo = llvm::any_of(expand.getReassociationIndices(),
+                             [&](const ReassociationIndices &dims) {
+                               return llvm::count_if(dims, [&](int64_t dim) {
+                                        return result.isDynamicDim(dim);
+                                      }) > 1;
+                             });
+  if (hasTwo && expand.getSrcType().getLayout().isIdentity() &&
+      result.getLayout().isIdentity())
+    castTo(expand.getMixedOutputShape(), expand);
 }
 
 void mlir::moe::castReshapes(func::FuncOp function) {
+  function.walk(castExpandShape);
   SmallVector<memref::ReshapeOp> reshapes;
   function.walk([&](memref::ReshapeOp op) { reshapes.push_back(op); });
   llvm::MapVector<Operation *, SmallVector<Value>> shapes;

@@ -15,6 +15,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "Emit/ThreadBuilder.h"
+#include "Experts/GroupedLinear.h"
 #include "Product/FewTokenRouters.h"
 #include "ThreadLowerings.h"
 
@@ -196,6 +197,7 @@ struct MoEDistributeToGridPass
       return signalPassFailure();
     BlockShape block = getBlockShape(getOperation(), blockSize);
     cutRoutersOfFewTokens(getOperation(), block);
+    closeGapsOfGroupedLinear(getOperation());
     RewritePatternSet set(&getContext());
     populateToGridPatterns(set, block);
     FrozenRewritePatternSet patterns(std::move(set));

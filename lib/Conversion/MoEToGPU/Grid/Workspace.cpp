@@ -39,7 +39,7 @@ static AffineExpr getArgumentSize(BlockArgument buffer, int64_t position,
 }
 
 /// Dim `position` of a buffer: of an argument, of one that the function
-/// allocates, or of one of them with dims joined.
+/// allocates, or of a view of one of them.
 static AffineExpr getDimExpr(Value buffer, int64_t position,
                              func::FuncOp function) {
   auto type = cast<MemRefType>(buffer.getType());
@@ -55,6 +55,11 @@ static AffineExpr getDimExpr(Value buffer, int64_t position,
     return getSizeExpr(view.getSizes()[number], function);
   if (auto view = buffer.getDefiningOp<memref::ReinterpretCastOp>())
     return getSizeExpr(view.getMixedSizes()[position], function);
+  if (auto view = buffer.getDefiningOp<memref::SubViewOp>();
+      view && view.getSourceType().getRank() == type.getRank())
+    return getSizeExpr(view.getMixedSizes()[position], function);
+  if (auto expand = buffer.getDefiningOp<memref::ExpandShapeOp>())
+    return getSizeExpr(expand.getMixedOutputShape()[position], function);
   auto collapse = buffer.getDefiningOp<memref::CollapseShapeOp>();
   if (!collapse)
     return {};

@@ -34,7 +34,7 @@ static std::optional<GradientPlan> makePlan(MixGradient mix,
   if (!(element.isBF16() || element.isF16()) ||
       element != getShaped(columns).getElementType() ||
       ShapedType::isDynamic(plan.numFeatures) || plan.numFeatures % unit != 0 ||
-      !hasWholeRows(rows) || !hasWholeRows(columns))
+      !canCopyRows(rows) || !canCopyRows(columns))
     return std::nullopt;
   plan.numChunks = llvm::divideCeil(plan.numFeatures, kChunk);
   if (mix.v) {

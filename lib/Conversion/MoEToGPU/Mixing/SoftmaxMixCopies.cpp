@@ -82,7 +82,7 @@ void MixCopies::copyValues(const ValueTile &tile, Value firstKey,
   Value v = mix.op.getV();
   int64_t units = tile.blockColumns / 8;
   bool isCopy = getShaped(v).getElementType().isBF16() &&
-                tile.numColumns % 8 == 0 && hasWholeRows(v);
+                tile.numColumns % 8 == 0 && canCopyRows(v);
   auto copyUnit = [&](Value number, int64_t block) {
     Value row = b.div(number, units), unit = b.rem(number, units);
     Value key = b.add(firstKey, b.toIndex(row));

@@ -83,8 +83,7 @@ static TensorPlan makePlan(SoftmaxMixOp op, int64_t numColumns,
 static SmallVector<TensorPlan> getPlans(SoftmaxMixOp op, int64_t numColumns,
                                         int64_t sharedBytes) {
   SmallVector<TensorPlan> plans;
-  if (!hasTensorTypes(op) || !hasWholeRows(op.getQ()) ||
-      !hasWholeRows(op.getK()))
+  if (!hasTensorTypes(op) || !canCopyRows(op.getQ()) || !canCopyRows(op.getK()))
     return plans;
   for (auto [rowFragments, keepsQueries] :
        {std::pair(2, true), std::pair(1, true), std::pair(1, false)}) {

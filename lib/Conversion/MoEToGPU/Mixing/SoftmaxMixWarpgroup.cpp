@@ -105,8 +105,8 @@ static WarpgroupPlan makePlan(SoftmaxMixOp op, int64_t consumers,
 static SmallVector<WarpgroupPlan> getPlans(SoftmaxMixOp op,
                                            int64_t sharedBytes) {
   SmallVector<WarpgroupPlan> plans;
-  if (!hasTensorTypes(op) || !hasWholeRows(op.getQ()) ||
-      !hasWholeRows(op.getK()) || getShaped(op.getQ()).getDimSize(3) == 0)
+  if (!hasTensorTypes(op) || !canCopyRows(op.getQ()) ||
+      !canCopyRows(op.getK()) || getShaped(op.getQ()).getDimSize(3) == 0)
     return plans;
   for (int64_t consumers : {2, 1})
     for (int64_t keySlots = kMaxKeySlots; keySlots >= 2; keySlots /= 2) {

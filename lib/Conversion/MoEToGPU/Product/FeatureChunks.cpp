@@ -2,6 +2,12 @@
 
 #include "FeatureChunks.h"
 
+#include "mlir/Dialect/GPU/IR/GPUDialect.h"
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
+#include "mlir/Dialect/SCF/IR/SCF.h"
+#include "mlir/Dialect/Utils/StaticValueUtils.h"
+#include "mlir/Interfaces/ViewLikeInterface.h"
+
 using namespace mlir;
 using namespace mlir::moe;
 
@@ -20,6 +26,52 @@ bool mlir::moe::hasWholeRows(Value value) {
   return succeeded(type.getStridesAndOffset(strides, offset)) &&
          strides[rank - 1] == 1 &&
          strides[rank - 2] == type.getDimSize(rank - 1);
+}
+
+/// Whether the first element of `buffer` lies at a multiple of a unit, as those
+/// of the buffers do of which it is a view: views may begin anywhere along all
+/// dims but the last, if the rows are whole units.
+static bool startsAtUnit(Value buffer) {
+  constexpr int64_t unit = kUnitBytes / 2;
+  while (Operation *op = buffer.getDefiningOp()) {
+    if (auto view = dyn_cast<memref::SubViewOp>(op)) {
+      int64_t width = view.getSourceType().getShape().back();
+      std::optional<int64_t> begin =
+          getConstantIntValue(view.getMixedOffsets().back());
+      if (!begin || *begin % unit != 0 || ShapedType::isDynamic(width) ||
+          width % unit != 0)
+        return false;
+      buffer = view.getSource();
+    } else if (isa<ViewLikeOpInterface, UnrealizedConversionCastOp>(op)) {
+      buffer = op->getOperand(0);
+    } else {
+      return true;
+    }
+  }
+  return true;
+}
+
+/// Whether `buffer` may lie in global memory. Of a tensor that is not known
+/// yet, and assumed.
+static bool isGlobal(Value buffer) {
+  while (Operation *op = buffer.getDefiningOp()) {
+    auto type = dyn_cast<MemRefType>(buffer.getType());
+    if (type && gpu::GPUDialect::hasWorkgroupMemoryAddressSpace(type))
+      return false;
+    // Buffers of a block will lie in workgroup memory.
+    if (isa<memref::AllocOp>(op) && op->getParentOfType<scf::ForallOp>())
+      return false;
+    if (!isa<ViewLikeOpInterface, UnrealizedConversionCastOp>(op))
+      return true;
+    buffer = op->getOperand(0);
+  }
+  auto type = dyn_cast<MemRefType>(buffer.getType());
+  return !type || !gpu::GPUDialect::hasWorkgroupMemoryAddressSpace(type);
+}
+
+bool mlir::moe::canCopyRows(Value rows) {
+  return !isa<MemRefType>(rows.getType()) ||
+         (hasWholeRows(rows) && isGlobal(rows) && startsAtUnit(rows));
 }
 
 Value ChunkCopies::offsetOf(Value row) {

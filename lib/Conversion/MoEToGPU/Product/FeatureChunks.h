@@ -21,6 +21,9 @@ inline constexpr int64_t kChunk = 64, kChunkBytes = 2 * kChunk;
 /// Whether rows follow each other without gaps, so that they are aligned; of a
 /// tensor that is not known yet.
 bool hasWholeRows(Value value);
+/// Whether such rows lie in global memory, too, from where units are copied,
+/// and begin at one; of a tensor that is assumed.
+bool canCopyRows(Value rows);
 
 /// Copies chunks of rows of 16-bit elements by `numThreads` threads.
 struct ChunkCopies {

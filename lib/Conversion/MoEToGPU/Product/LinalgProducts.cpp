@@ -9,6 +9,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "LinalgProducts.h"
 #include "RowProducts.h"
 
 #include "MoE/Support/MultiplyAdd.h"
@@ -17,8 +18,7 @@
 using namespace mlir;
 using namespace mlir::moe;
 
-/// Whether the dims of `op` are rows.., n, d and its maps those of the product.
-static bool hasProductMaps(linalg::LinalgOp op, bool isTransposed) {
+bool mlir::moe::hasProductMaps(linalg::LinalgOp op, bool isTransposed) {
   if (op.getNumDpsInputs() != 2 || op.getNumDpsInits() != 1 ||
       op.getNumReductionLoops() != 1 || op.getNumLoops() < 3)
     return false;

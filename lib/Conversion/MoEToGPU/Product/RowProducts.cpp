@@ -25,53 +25,6 @@ static constexpr int64_t kStages = 2;
 static constexpr int64_t kMaxWarpColumns = 128;
 
 //===----------------------------------------------------------------------===//
-// Operands
-//===----------------------------------------------------------------------===//
-
-/// Whether the first element of `buffer` lies at a multiple of a unit, as those
-/// of the buffers do of which it is a view: views may begin anywhere along all
-/// dims but the last, if the rows are whole units.
-static bool startsAtUnit(Value buffer) {
-  constexpr int64_t unit = kUnitBytes / 2;
-  while (Operation *op = buffer.getDefiningOp()) {
-    if (auto view = dyn_cast<memref::SubViewOp>(op)) {
-      int64_t width = view.getSourceType().getShape().back();
-      std::optional<int64_t> begin =
-          getConstantIntValue(view.getMixedOffsets().back());
-      if (!begin || *begin % unit != 0 || ShapedType::isDynamic(width) ||
-          width % unit != 0)
-        return false;
-      buffer = view.getSource();
-    } else if (isa<ViewLikeOpInterface, UnrealizedConversionCastOp>(op)) {
-      buffer = op->getOperand(0);
-    } else {
-      return true;
-    }
-  }
-  return true;
-}
-
-/// Whether `buffer` may lie in global memory. Of a tensor that is not known
-/// yet, and assumed.
-static bool isGlobal(Value buffer) {
-  while (Operation *op = buffer.getDefiningOp()) {
-    auto type = dyn_cast<MemRefType>(buffer.getType());
-    if (type && gpu::GPUDialect::hasWorkgroupMemoryAddressSpace(type))
-      return false;
-    if (!isa<ViewLikeOpInterface, UnrealizedConversionCastOp>(op))
-      return true;
-    buffer = op->getOperand(0);
-  }
-  auto type = dyn_cast<MemRefType>(buffer.getType());
-  return !type || !gpu::GPUDialect::hasWorkgroupMemoryAddressSpace(type);
-}
-
-static bool canCopyRows(Value rows) {
-  return !isa<MemRefType>(rows.getType()) ||
-         (hasWholeRows(rows) && isGlobal(rows) && startsAtUnit(rows));
-}
-
-//===----------------------------------------------------------------------===//
 // Plan
 //===----------------------------------------------------------------------===//
 
