@@ -71,6 +71,8 @@ GROUPS = {
                 "moe tune --dry-run", module="moe_mlir.cli.tune"),
         Command("doctor", "report versions, hardware, and what is missing",
                 "moe doctor", module="moe_mlir.cli.doctor"),
+        Command("config", "print where C++ programs find the runtime's headers and library",
+                "moe config --cmake-dir", module="moe_mlir.cli.config"),
         Command("cache", "list, verify, or clear the cache of compiled code",
                 "moe cache ls", module="moe_mlir.compiler.cache"),
         Command("completion", "print a script that completes commands in your shell",

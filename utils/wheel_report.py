@@ -17,6 +17,7 @@ KINDS = {
     "libraries": lambda p: p.suffix == ".so",
     "tools": lambda p: p.parent.name == "bin",
     "headers": lambda p: p.suffix in (".h", ".def"),
+    "for CMake and pkg-config": lambda p: p.suffix in (".cmake", ".pc"),
     "Python sources": lambda p: p.suffix == ".py" or p.name == "py.typed",
     "metadata": lambda p: ".dist-info" in p.parts[0],
     "other": lambda p: True,
