@@ -11,7 +11,7 @@ project = "moe-mlir"
 author = copyright = "The moe-mlir authors"
 release = re.search(r"project\(moe-mlir VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_parser", "sphinx_copybutton",
-              "sphinx_design", "dialect", "docstrings", "mathml", "mlir_lexer", "notebooks",
+              "sphinx_design", "dialect", "docstrings", "headers", "mathml", "mlir_lexer", "notebooks",
               "references", "short_cells"]
 exclude_patterns = ["**/README.md"]
 highlight_language = "none"

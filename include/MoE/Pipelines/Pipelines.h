@@ -93,6 +93,7 @@ struct MoEToCPUPipelineOptions : PassPipelineOptions<MoEToCPUPipelineOptions> {
 void buildMoEToCPUPipeline(OpPassManager &manager,
                            const MoEToCPUPipelineOptions &options);
 
+/// Registers `--moe-to-cpu` in the process-wide registry.
 void registerMoEToCPUPipeline();
 
 /// Options of `--moe-to-nvvm`.
@@ -124,6 +125,7 @@ struct MoETileToBlocksPipelineOptions
 void buildMoEToNVVMPipeline(OpPassManager &manager,
                             const MoEToNVVMPipelineOptions &options);
 
+/// Registers `--moe-to-nvvm` and its stage `--moe-tile-to-blocks`.
 void registerMoEToNVVMPipeline();
 
 } // namespace moe

@@ -31,7 +31,9 @@ class GpuDevice;
 struct Tensor {
   /// i1 (a byte), i8, i16, i32, i64, index, f16, bf16, f32 or f64.
   std::string dtype;
+  /// Outermost dim first.
   std::vector<int64_t> shape;
+  /// The first element. This does not free it.
   void *data = nullptr;
   /// Where `data` points to: the memory of a function's GPU, or of this
   /// process.
@@ -47,11 +49,14 @@ struct MOE_RUNTIME_EXPORT ValueType {
   /// Of an argument: a call writes the new content of the tensor into it.
   bool isUpdated = false;
 
+  /// As moe-run lists it: `f32[?, 24]`, or `f32` for a scalar.
   std::string toString() const;
 };
 
-/// A tensor with its memory.
+/// A tensor with its memory, which is of this process.
 struct MOE_RUNTIME_EXPORT Array {
+  /// Of zeros. Throws std::runtime_error where the type is none of Tensor's, or
+  /// where there is less memory.
   explicit Array(std::string dtype, std::vector<int64_t> shape);
   Tensor tensor;
   std::unique_ptr<uint8_t[]> memory;
@@ -65,20 +70,26 @@ MOE_RUNTIME_EXPORT int64_t getNumElements(std::span<const int64_t> shape);
 /// Bytes of a tensor's elements.
 MOE_RUNTIME_EXPORT uint64_t getByteSize(const Tensor &tensor);
 
+/// A function of an artifact, which owns it.
 class MOE_RUNTIME_EXPORT Function {
 public:
   virtual ~Function() = default;
 
+  /// The name in the IR; `main` for a torch program.
   const std::string &getName() const { return name; }
   /// What the caller gives: the weights of a torch program are the artifact's.
   const std::vector<ValueType> &getArguments() const { return arguments; }
+  /// What a call gives.
   const std::vector<ValueType> &getResults() const { return results; }
   /// Names of the arguments; empty where the artifact knows none.
   const std::vector<std::string> &getArgumentNames() const { return names; }
 
-  /// Throws std::runtime_error where an argument has another type or shape,
-  /// where sizes of arguments do not agree, where a tensor has no memory, or
-  /// where the size of a result depends on data.
+  /// Calls the function; the results have memory of their own. Throws
+  /// std::runtime_error where an argument has another type or shape, where
+  /// sizes of arguments do not agree, where a tensor has no memory, where the
+  /// size of a result depends on data, or where the call ran out of memory;
+  /// std::out_of_range where the code of a torch program met an index that is
+  /// out of range.
   std::vector<Array> run(std::span<const Tensor> arguments) const;
   /// The shapes of the results for these arguments; the same errors.
   std::vector<std::vector<int64_t>>
@@ -123,13 +134,17 @@ protected:
 /// they are not on it, and waits; `launch` does neither.
 class MOE_RUNTIME_EXPORT DeviceFunction : public Function {
 public:
+  /// Where its kernels run.
   virtual GpuDevice &getDevice() const = 0;
   /// Bytes of the memory on the device that a launch needs for itself.
   virtual int64_t getWorkspaceSize(std::span<const Tensor> arguments,
                                    std::span<const Tensor> results) const = 0;
   /// Puts the kernels on a stream of the device. All tensors are on the device,
   /// scalars are not. Allocates and waits for nothing on the device: a graph
-  /// may capture it. Throws std::runtime_error as `run` does.
+  /// may capture it. Throws std::runtime_error as `run` does, and
+  /// std::invalid_argument where a tensor does not begin at a multiple of 16
+  /// bytes, has a size of more than 2^31 - 1, or needs more blocks than a grid
+  /// has.
   virtual void launch(std::span<const Tensor> arguments,
                       std::span<const Tensor> results, void *workspace,
                       void *stream) const = 0;
@@ -145,6 +160,8 @@ enum class Verification {
   All
 };
 
+/// A folder that moe-compile wrote, loaded. It owns its functions, their code
+/// and their weights, and outlives what its users hold of them.
 class MOE_RUNTIME_EXPORT Artifact {
 public:
   /// Reads and checks the folder. `device` is "cpu", "cuda", "sim", which runs
@@ -154,6 +171,7 @@ public:
   /// GPU that is not there. Weights are mapped from their file, which may be
   /// replaced and not changed in place while this lives.
   explicit Artifact(const std::string &folder, const std::string &device = "");
+  /// The same, with more or less of the weights checked.
   Artifact(const std::string &folder, const std::string &device,
            Verification verification);
   ~Artifact();
@@ -162,6 +180,7 @@ public:
   const std::string &getTarget() const;
   /// What runs kernels; null where functions have none.
   GpuDevice *getDevice() const;
+  /// All functions, in the order of the module.
   std::span<const std::unique_ptr<Function>> getFunctions() const;
   /// The function of that name; with an empty name the only one. Throws
   /// std::runtime_error that lists the functions.

@@ -23,6 +23,7 @@
 
 namespace moe::runtime {
 
+/// A language model and its cache, which calls of `run` extend.
 class MOE_RUNTIME_EXPORT Decoder {
 public:
   /// Reads and checks the folder, as `Artifact` does. Each decoder has a cache
@@ -50,6 +51,7 @@ public:
   int64_t getPosition() const;
   /// How many it holds at most.
   int64_t getRoom() const;
+  /// How many sequences a call extends.
   int64_t getSequences() const;
   /// Ids are below it.
   int64_t getVocabularySize() const;

@@ -11,10 +11,13 @@ namespace moe::runtime {
 /// Memory of a device, freed with this.
 class MOE_RUNTIME_EXPORT DeviceMemory {
 public:
+  /// `name` is what reports of the simulator call it. Throws
+  /// std::runtime_error where the device has not so much left.
   DeviceMemory(GpuDevice &device, uint64_t bytes, const std::string &name);
   DeviceMemory(DeviceMemory &&other) noexcept;
   ~DeviceMemory();
 
+  /// An address on the device; null for no bytes on hardware.
   void *get() const { return pointer; }
 
 private:
@@ -26,6 +29,7 @@ private:
 /// memory that this holds.
 class MOE_RUNTIME_EXPORT StagedTensors {
 public:
+  /// None yet.
   explicit StagedTensors(GpuDevice &device) : device(device) {}
   /// All of `tensors`; those that `types` call scalars stay with the host, as
   /// kernels take their values. `what` and a number name each in reports.
@@ -35,6 +39,7 @@ public:
 
   /// Puts the tensor on the device, with its elements if `copied`.
   void add(const Tensor &tensor, const std::string &name, bool copied);
+  /// In the order of `add`; valid until the next `add`.
   std::span<const Tensor> get() const { return staged; }
   /// Copies the elements back to the tensors, in the order of `add`.
   void copyTo(std::span<const Tensor> tensors) const;

@@ -40,8 +40,9 @@ MOE_RUNTIME_EXPORT const char *moe_error(void);
 MOE_RUNTIME_EXPORT void moe_fail(int32_t error, const char *message,
                                  const int64_t *values);
 
-/// What MLIR's finalize-memref-to-llvm calls for memref.alloc and .dealloc.
+/// What MLIR's finalize-memref-to-llvm calls for memref.alloc.
 MOE_RUNTIME_EXPORT void *_mlir_memref_to_llvm_alloc(size_t bytes);
+/// What it calls for memref.dealloc.
 MOE_RUNTIME_EXPORT void _mlir_memref_to_llvm_free(void *memory);
 
 #ifdef __cplusplus

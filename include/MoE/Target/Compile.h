@@ -8,6 +8,7 @@
 
 namespace mlir::moe {
 
+/// How a module becomes code for a CPU.
 struct CompileOptions {
   /// The pipeline from the input to the LLVM dialect; "moe-to-cpu" gets the
   /// options that suit `cpu` (MoE/Target/CPUModels.h).
@@ -19,6 +20,7 @@ struct CompileOptions {
   std::string dumpDir;
 };
 
+/// Code for a CPU, in the form that was asked for.
 struct HostCode {
   std::string code;
   std::vector<FunctionSignature> signatures;
@@ -29,6 +31,7 @@ struct HostCode {
 FailureOr<HostCode> compileForHost(ModuleOp module, HostCodeForm form,
                                    const CompileOptions &options);
 
+/// Kernels for a GPU.
 struct DeviceCode {
   /// All kernels as one text.
   std::string ptx;

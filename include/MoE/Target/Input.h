@@ -13,6 +13,7 @@
 
 namespace mlir::moe {
 
+/// What of an input is refused before it is parsed.
 struct InputOptions {
   /// Deeper bracket nesting is refused: MLIR's parser, verifier and destructors
   /// recurse, and some thousands of levels overflow the stack.

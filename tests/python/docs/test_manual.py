@@ -79,6 +79,14 @@ def test_the_manual_has_every_op_of_the_dialect(manual):
         "moe.attention", "moe.grouped_topk"}  # other names of softmax_mix and topk_renorm
 
 
+def test_the_manual_has_the_functions_of_cpp(manual):
+    """All of them: test_cpp_reference.py."""
+    found = inventory(manual)
+    assert {"moe::runtime::Artifact::getFunction", "moe::runtime::Decoder::run", "moe_call",
+            "mlir::moe::registerEverything"} <= found["cpp:function"]
+    assert "moe::runtime::GpuDevice" in found["cpp:class"]
+
+
 def test_code_of_mlir_has_colours(manual):
     page = (manual / "reference" / "dialect" / "Selection.html").read_text()
     assert '<span class="nf">moe.topk_renorm</span>' in page
