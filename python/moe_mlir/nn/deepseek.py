@@ -20,8 +20,9 @@ class DeepSeekV3Router(ExpertGraph, LinearRouter):
     by gamma. With symphony=True s is smoothed over a graph of experts first.
 
     Args:
-        n_group, topk_group, group_score: groups of experts, how many stay, and
-            whether a group counts its "top2" or its "max".
+        n_group, topk_group, group_score: groups of experts, how many stay, and a group's
+            score: "top2", also called "top2_sum" as in IR, is the sum of its two best
+            experts' scores, "max" its best (DeepSeek-V2).
         gamma: step of the bias.
         beta, norm, diagonal: of the graph.
 
@@ -45,7 +46,7 @@ class DeepSeekV3Router(ExpertGraph, LinearRouter):
         *,
         n_group: int = 1,
         topk_group: int = 1,
-        group_score: Literal["top2", "max"] = "top2",
+        group_score: Literal["top2", "top2_sum", "max"] = "top2",
         score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "sigmoid",
         renorm: bool = True,
         gamma: float = 0.001,

@@ -43,7 +43,8 @@ def grouped_topk(
             scores that are used as they are.
         n_group, topk_group: only the `topk_group` best of `n_group` groups of
             consecutive experts take part.
-        group_score: a group's value, "top2" (sum of its two best) or "max".
+        group_score: a group's value, "top2" (the sum of its two best, DeepSeek-V3), which may be
+            given by its name in IR, "top2_sum", too, or "max" (its best, DeepSeek-V2).
         renorm: divide the gates by their sum + `eps`.
         route_scale: factor of all gates.
         mask: bool `[..]`, True = real token; others get index -1 and gate 0.

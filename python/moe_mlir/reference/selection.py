@@ -69,7 +69,7 @@ def grouped_topk(
     score: Literal["softmax", "sigmoid", "sqrtsoftplus", "none"] = "sigmoid",
     n_group: int = 1,
     topk_group: int = 1,
-    group_score: Literal["top2", "max"] = "top2",
+    group_score: Literal["top2", "top2_sum", "max"] = "top2",
     renorm: bool = True,
     eps: float = 0.0,
     route_scale: float = 1.0,
@@ -81,7 +81,8 @@ def grouped_topk(
     """(gates, indices): biased, group-limited or forced selection; docs/Spec.md 9.1.
 
     The gates come from the scores without the bias. `score` is "softmax",
-    "sigmoid", "sqrtsoftplus" or "none"; `group_score` is "top2" or "max".
+    "sigmoid", "sqrtsoftplus" or "none"; `group_score` is "top2", also called "top2_sum", or
+    "max".
     """
     (x,) = wide(scores)
     bias = None if bias is None else bias.detach().to(x.dtype)
@@ -153,7 +154,8 @@ def kept_experts(
         best = min(2, groups.shape[-1])
     else:
         raise ValueError(
-            f"grouped_topk: expected 'group_score' to be 'top2' or 'max', found {group_score!r}"
+            "grouped_topk: expected 'group_score' to be one of 'top2', 'top2_sum', 'max', "
+            f"found {group_score!r}"
         )
     value = ordered.sort(dim=-1, descending=True).values[..., :best].sum(dim=-1)
     kept = torch.zeros_like(value, dtype=torch.bool)

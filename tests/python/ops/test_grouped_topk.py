@@ -15,7 +15,7 @@ from op_judge import (
 )
 
 import moe_mlir
-from moe_mlir import reference
+from moe_mlir import nn, reference
 from moe_mlir.formulas import SCORE_FUNCTIONS
 
 SCORES = ("softmax", "sigmoid", "sqrtsoftplus", "none")
@@ -85,6 +85,32 @@ def test_any_groups(experts, k, n_group, topk_group, group_score):
     _, indices = check(x, k, **options)
     groups = indices // (experts // n_group)
     assert all(len(set(row)) <= topk_group for row in groups.tolist())
+
+
+def test_the_name_of_a_group_score_in_ir_is_another_name_for_it():
+    x, options = logits(19, 24), dict(n_group=8, topk_group=3, bias=torch.zeros(24))
+    for one in (moe_mlir.grouped_topk, reference.grouped_topk):
+        named, short = (one(x, 5, group_score=name, **options) for name in ("top2_sum", "top2"))
+        assert torch.equal(named[0], short[0]) and torch.equal(named[1], short[1])
+        with pytest.raises(ValueError, match="one of 'top2', 'top2_sum', 'max', found 'top3'"):
+            one(x, 5, group_score="top3", **options)
+    h = logits(4, 6)
+    for impl in ("moe", "torch"):
+        routers = [nn.DeepSeekV3Router(6, 24, 5, n_group=8, topk_group=3, group_score=name,
+                                       impl=impl) for name in ("top2_sum", "top2")]
+        routers[1].load_state_dict(routers[0].state_dict())
+        assert torch.equal(routers[0](h).gates, routers[1](h).gates)
+    compiled = moe_mlir.compile(_Gates(routers[0]), (h,))
+    assert_close(compiled(h), routers[1](h).gates, 1e-6)
+
+
+class _Gates(torch.nn.Module):
+    def __init__(self, router):
+        super().__init__()
+        self.router = router
+
+    def forward(self, h):
+        return self.router(h).gates
 
 
 @pytest.mark.parametrize("n", (0, 1, 2, 7, 8, 17))
