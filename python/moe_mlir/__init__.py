@@ -22,6 +22,9 @@ if TYPE_CHECKING:
         distributed as distributed,
     )
     from . import (
+        experts as experts,
+    )
+    from . import (
         hf as hf,
     )
     from . import (
@@ -181,6 +184,7 @@ _FUNCTIONS = {
 }
 _SUBMODULES = (
     "distributed",
+    "experts",
     "metrics",
     "nn",
     "plots",

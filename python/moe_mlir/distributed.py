@@ -23,6 +23,7 @@ from . import experts as _registered  # noqa: F401  registers the ops of the exp
 from .formulas import blend_counts, co_selections
 from .ops import dispatch
 from .ops import mad_dispersion as dispersion_of_one
+from .ops._expert_activation import recognize
 
 if TYPE_CHECKING:
     from .nn import MoELayer, Routing
@@ -216,7 +217,7 @@ def run_experts(
     num_experts: int,
     b_in: torch.Tensor | None = None,
     b_out: torch.Tensor | None = None,
-    activation: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    activation: Callable[[torch.Tensor], torch.Tensor] | str | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
     """`moe_mlir.experts.run_experts` with the experts spread over the ranks.
@@ -230,6 +231,7 @@ def run_experts(
             with global expert numbers; -1 selects nothing.
         w_in, w_out, b_in, b_out: this rank's experts, as for one process.
         num_experts: of all ranks; a multiple of their number.
+        activation: as in `moe_mlir.experts.run_experts`.
 
     Returns:
         `[.., d]`, this rank's tokens. Gradients flow to the tokens, the gates
@@ -237,7 +239,8 @@ def run_experts(
     """
     ranks = _size(group)
     _check_experts(num_experts, ranks, w_in)
-    activation = activation or torch.nn.functional.gelu
+    function = recognize(activation) or activation or torch.nn.functional.gelu
+    assert not isinstance(function, str)
     tokens = x.reshape(-1, x.shape[-1])
     chosen = indices.reshape(-1, indices.shape[-1])
     weights = gates.reshape(-1, gates.shape[-1])
@@ -249,7 +252,7 @@ def run_experts(
 
     order, local_offsets = _by_expert(received, x.device)
     hidden = torch.ops.moe.grouped_linear(arrived[order], w_in, b_in, local_offsets)
-    computed = torch.ops.moe.grouped_linear(activation(hidden), w_out, b_out, local_offsets)
+    computed = torch.ops.moe.grouped_linear(function(hidden), w_out, b_out, local_offsets)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
     outputs = _Exchange.apply(computed[back], per_rank[1], per_rank[0], group)
@@ -304,11 +307,15 @@ class ExpertParallel(torch.nn.Module):
         here = slice(_rank(group) * experts // ranks, (_rank(group) + 1) * experts // ranks)
         self.group, self.experts = group, here
         self.router = layer.router
-        self.w_in = torch.nn.Parameter(layer.w_in.detach()[here].clone())
-        self.w_out = torch.nn.Parameter(layer.w_out.detach()[here].clone())
-        self.shared_in, self.shared_out = layer.shared_in, layer.shared_out
+        self.activation = layer.activation
+        for name in self.parameters_to_ignore:
+            weight = getattr(layer, name)
+            weight = None if weight is None else torch.nn.Parameter(weight.detach()[here].clone())
+            self.register_parameter(name, weight)
+        for name in ("shared_in", "shared_out", "shared_b_in", "shared_b_out"):
+            self.register_parameter(name, getattr(layer, name))
 
-    parameters_to_ignore = ("w_in", "w_out")
+    parameters_to_ignore = ("w_in", "w_out", "b_in", "b_out")
 
     def forward(
         self,
@@ -321,10 +328,12 @@ class ExpertParallel(torch.nn.Module):
             raise ValueError("ExpertParallel: expected a router that selects experts, found a "
                              f"soft one, {type(self.router).__name__}, whose slots mix all tokens")
         y = run_experts(h, routing.gates, routing.indices, self.w_in, self.w_out,
-                        num_experts=self.router.num_experts, group=self.group)
+                        num_experts=self.router.num_experts, b_in=self.b_in, b_out=self.b_out,
+                        activation=self.activation, group=self.group)
         if self.shared_in is not None and self.shared_out is not None:
-            hidden = torch.nn.functional.gelu(h @ self.shared_in.T)
-            y = y + hidden @ self.shared_out.T
+            linear = torch.nn.functional.linear
+            hidden = self.activation(linear(h, self.shared_in, self.shared_b_in))
+            y = y + linear(hidden, self.shared_out, self.shared_b_out)
         return y, routing
 
 

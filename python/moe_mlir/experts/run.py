@@ -39,7 +39,7 @@ def run_experts(
     *,
     b_in: torch.Tensor | None = None,
     b_out: torch.Tensor | None = None,
-    activation: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    activation: Callable[[torch.Tensor], torch.Tensor] | str | None = None,
     transposed: bool = False,
 ) -> torch.Tensor:
     """y_t = sum_a gates_ta expert_{indices_ta}(x_t), for tokens of any leading dims.
@@ -53,13 +53,23 @@ def run_experts(
         b_in: `[experts, features]`, or None.
         b_out: `[experts, d]`, or None.
         activation: from the first layer's features to the second's, row by row; default:
-            gelu. torch's gelu, silu and relu, and an `ExpertActivation`, run inside of the
-            first layer's product.
+            gelu. torch's gelu, silu and relu, an `ExpertActivation`, and what
+            `ExpertActivation.named` makes of a name ("swiglu"), run inside of the first
+            layer's product.
         transposed: weights are `[experts, d, features]` and `[experts, hidden, d]`. Those in
             panels (`moe_mlir.pack_experts`) are not transposed.
 
     Returns:
         `[.., d]` in the dtype of x.
+
+    Raises:
+        ValueError: for shapes that do not fit, an activation that is not known by its name, or one
+            that kernels do not know with weights in panels or quantized.
+
+    >>> x, (gates, indices) = torch.randn(5, 16), moe_mlir.topk_renorm(torch.randn(5, 8), 2)
+    >>> w_in, w_out = torch.randn(8, 64, 16), torch.randn(8, 16, 32)
+    >>> moe_mlir.experts.run_experts(x, gates, indices, w_in, w_out, activation="swiglu").shape
+    torch.Size([5, 16])
     """
     activation = activation or torch.nn.functional.gelu
     known = recognize(activation)
@@ -79,7 +89,9 @@ def run_experts(
         # Inside of the product too where it is known: results do not depend on the gradient.
         hidden = torch.ops.moe.grouped_linear(rows, w_in, b_in, offsets, tokens, transposed,
                                               *(known or ExpertActivation()).options)
-        hidden = hidden if known else activation(hidden)
+        if known is None:
+            assert not isinstance(activation, str)
+            hidden = activation(hidden)
         return torch.ops.moe.grouped_linear(hidden, w_out, b_out, offsets, None, transposed)
     return _run_gathered(x, gates, indices, _num_experts(w_in), expert)
 

@@ -14,6 +14,8 @@ from ._kernel import enum, f64
 ACTIVATIONS = ("none", "relu", "relu2", "gelu", "gelu_tanh", "silu")
 GATES = ("none", "concatenated", "interleaved")
 BOUNDS = ("clamp", "clamp_activated", "softcap")
+# Gated linear units by the names of https://arxiv.org/abs/2002.05202, and the activation of each.
+GLUS = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu"}
 
 # The arguments of an op that takes an ExpertActivation, in the order of its fields.
 SCHEMA = ('str activation="none", float alpha=1.0, str gate="none", str bound="clamp", '
@@ -25,6 +27,21 @@ class ExpertActivation:
     """y = act(z); with a gate, y = act(a) u of the two halves of z's features, bounded.
 
     Called on z `[.., f]`, it is the meaning in plain torch, differentiable by autograd.
+
+    Args:
+        activation: "none", "relu", "relu2" (the square of relu), "gelu" (of erf), "gelu_tanh" or
+            "silu".
+        alpha: silu is x sigmoid(alpha x).
+        gate: "none"; "concatenated", a is the first half of the features and u the second; or
+            "interleaved", a is the even features and u the odd ones.
+        bound: with a gate and a `limit`: "clamp", a is at most `limit`, u within +-`up_limit`;
+            "clamp_activated", act(a) is at most `limit`; "softcap", limit tanh(x / limit) of both.
+        limit, up_limit: None: no limit; of u, that of a.
+        up_offset: added to u behind its limit; 1 in gpt-oss.
+
+    >>> swiglu = ExpertActivation.named("swiglu")
+    >>> swiglu(torch.tensor([1.0, 2.0, 3.0, 4.0]))          # silu(1) * 3, silu(2) * 4
+    tensor([2.1932, 7.0464])
     """
 
     activation: str = "none"
@@ -34,6 +51,16 @@ class ExpertActivation:
     limit: float | None = None
     up_limit: float | None = None
     up_offset: float = 0.0
+
+    @classmethod
+    def named(cls, name: str) -> "ExpertActivation":
+        """By its name: one of `ACTIVATIONS` without a gate, or of `GLUS` with a concatenated one.
+
+        >>> ExpertActivation.named("swiglu") == ExpertActivation("silu", gate="concatenated")
+        True
+        """
+        Checker("ExpertActivation").choice("activation", name, (*ACTIVATIONS, *GLUS))
+        return cls(GLUS[name], gate="concatenated") if name in GLUS else cls(name)
 
     @classmethod
     def of(cls, arguments: Any) -> "ExpertActivation":
@@ -193,10 +220,12 @@ _FUNCTIONS = {
 # ---- recognition ----------------------------------------------------------------
 
 
-def recognize(function: Callable | None) -> ExpertActivation | None:
-    """The activation that a function of torch is; None for one that is not known."""
+def recognize(function: Callable | str | None) -> ExpertActivation | None:
+    """The activation that a function of torch, or a name, is; None for a function not known."""
     if isinstance(function, ExpertActivation):
         return function
+    if isinstance(function, str):
+        return ExpertActivation.named(function)
     if isinstance(function, torch.nn.GELU):
         return _GELUS[function.approximate]
     name = _TORCH_MODULES.get(type(function))

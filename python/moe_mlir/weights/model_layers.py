@@ -132,7 +132,7 @@ def weight_names(module: torch.nn.Module) -> tuple[str, str]:
 
 def layer_activation(module: torch.nn.Module) -> ExpertActivation | None:
     """What the layer does between its weights; None if that is not known."""
-    return ExpertActivation("gelu") if type(module) is MoELayer else activation_of(module)
+    return module.activation if type(module) is MoELayer else activation_of(module)
 
 
 def is_of_router(name: str) -> bool:
