@@ -212,7 +212,11 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """What a user types: public names, also those that are loaded at their first use."""
+    optional = ["hf"] if importlib.util.find_spec("transformers") is not None else []
+    if importlib.util.find_spec("onnx") is not None:
+        optional.append("onnx")
+    return sorted([*__all__, *optional, "__version__"])
 
 
 if importlib.util.find_spec("torch") is not None:

@@ -151,3 +151,7 @@ def _why_not(module, place) -> str:
 
 
 __all__ = ["experts_forward", "kernel_mapping", "patch", "register_experts", "unpatch"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -29,6 +29,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def _mean(values, mask):
     """Mean over the tokens that count, 0 without any."""
     values = values.double()

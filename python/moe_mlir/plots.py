@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["adjacency", "entropy_ratio", "fluctuation", "instability", "load", "save_all"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def _pyplot():
     try:
         import matplotlib

@@ -4,3 +4,7 @@ from ..ops._expert_activation import ExpertActivation
 from .run import run_experts, run_rows
 
 __all__ = ["ExpertActivation", "run_experts", "run_rows"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

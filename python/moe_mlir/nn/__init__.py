@@ -49,3 +49,7 @@ __all__ = [
     "thor_loss",
     "update_routers",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -74,6 +74,10 @@ class ComposedRouter(Router):
         if self.base is None:
             init_linear(self.weight, self.bias)
 
+    def repr_options(self) -> dict[str, Any]:
+        bias = self.bias is not None if self.base is None else None
+        return {"bias": bias, "renorm": self.renorm, **super().repr_options()}
+
     def check_base(self, base: Router) -> None:
         """Refuses a base that is no router, of other sizes, or that makes no sense here."""
         name, found = type(self).__name__, type(base).__name__

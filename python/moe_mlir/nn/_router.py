@@ -370,8 +370,25 @@ class Router(torch.nn.Module):
         # Inside of a backward the forward was counted before.
         return not is_in_backward()
 
+    def repr_options(self) -> dict[str, Any]:
+        """What the repr says behind the sizes, by the constructor's names; None is left out."""
+        return {
+            "route_scale": None if self.route_scale == 1 else self.route_scale,
+            "impl": None if self.impl == "moe" else self.impl,
+        }
+
     def extra_repr(self) -> str:
-        return f"d_model={self.d_model}, num_experts={self.num_experts}, k={self.k}"
+        sizes = {"d_model": self.d_model, "num_experts": self.num_experts, "k": self.k}
+        return repr_of({**sizes, **self.repr_options()})
+
+
+def repr_of(options: dict[str, Any]) -> str:
+    """Options as the keywords of a call; a parameter, whose value changes, is "learned"."""
+    return ", ".join(
+        f"{name}={'learned' if isinstance(value, torch.Tensor) else repr(value)}"
+        for name, value in options.items()
+        if value is not None
+    )
 
 
 def factory_kwargs(name: str, device: Device, dtype: torch.dtype | None) -> dict[str, Any]:
@@ -470,6 +487,9 @@ class LinearRouter(Router):
         super().reset_parameters()
         init_linear(self.weight, self.bias)
 
+    def repr_options(self) -> dict[str, Any]:
+        return {"bias": self.bias is not None, **super().repr_options()}
+
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         return self.ops.router_logits(h, self.weight, self.bias)
 
@@ -519,6 +539,10 @@ class ScheduledK(Router):
         # A base class asks before there is a schedule.
         if "step" in self._buffers:
             self.set_step(0)
+
+    def repr_options(self) -> dict[str, Any]:
+        schedule = {"k_max": self.k_max, "total_steps": self.total_steps}
+        return {**schedule, **super().repr_options()}
 
     def set_step(self, step: int) -> None:
         self.step.fill_(step)

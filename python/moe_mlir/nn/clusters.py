@@ -90,6 +90,11 @@ class ACMoE(LinearRouter):
         if self.bias is not None:
             torch.nn.init.zeros_(self.bias)
 
+    def repr_options(self) -> dict[str, Any]:
+        mine = {"measure": self.measure, "stat_source": self.stat_source, "mix": self.mix}
+        width = {"d_embedding": self.d_embedding}
+        return {**mine, **self.weights, **width, **super().repr_options()}
+
     def embeddings(self) -> torch.Tensor:
         """e_k [E, D]; X-MoE's are normalised in their own space and carried to the tokens'."""
         if self.weight is not None:

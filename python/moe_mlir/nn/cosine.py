@@ -54,6 +54,11 @@ class XMoE(Router):
         self._own_number("tau", tau, learn_tau)
         self.reset_parameters()
 
+    def repr_options(self) -> dict[str, Any]:
+        width = None if self.omega is None else self.omega.shape[0]
+        mine = {"d_embedding": width, "tau": self.tau, **self.attributes}
+        return {**mine, "finite": self.finite, "renorm": self.renorm, **super().repr_options()}
+
     @property
     def keeps_gates(self) -> bool:
         return not self.renorm
@@ -165,6 +170,11 @@ class TwoStageStableMoE(Router):
         self.stage = stage
         for parameter in (self.token_embedding, self.distilled):
             parameter.requires_grad_(stage == 1)
+
+    def repr_options(self) -> dict[str, Any]:
+        vocabulary, d_distill = self.token_embedding.shape
+        mine = {"vocabulary": vocabulary, "d_distill": d_distill, "stage": self.stage}
+        return {**mine, **super().repr_options()}
 
     def freeze(self) -> None:
         """Starts stage 2."""

@@ -76,6 +76,12 @@ class DeepSeekV3Router(ExpertGraph, LinearRouter):
         if "load" in self._buffers:
             self.load.zero_()
 
+    def repr_options(self) -> dict[str, Any]:
+        mine = {"score": self.score, **self.groups, "renorm": self.renorm, "gamma": self.gamma}
+        graph = {"symphony": True, "cold_start": self.cold_start} if self.symphony else {}
+        # The bias is always there, and no option.
+        return {**mine, **graph, **super().repr_options(), "bias": None}
+
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         return self.ops.router_logits(h, self.weight)
 

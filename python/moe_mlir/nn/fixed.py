@@ -107,6 +107,11 @@ class HyperRouter(ScheduledK, Router):
         self.bias.zero_()
         _fold(self, None)
 
+    def repr_options(self) -> dict[str, Any]:
+        d_hidden, d_embedding = self.w1.shape
+        widths = {"d_embedding": d_embedding, "d_hidden": d_hidden}
+        return {**widths, **super().repr_options()}
+
     # As `generate` gives them in training.
     wide_buffers = ("weight", "bias")
 

@@ -6,7 +6,7 @@ import torch
 
 from ..ops._check import Checker
 from ..ops._expert_activation import ACTIVATIONS, GLUS, ExpertActivation
-from ._router import Device, Router, Routing, factory_kwargs
+from ._router import Device, Router, Routing, factory_kwargs, repr_of
 
 
 class MoELayer(torch.nn.Module):
@@ -77,6 +77,7 @@ class MoELayer(torch.nn.Module):
         check.choice("priority", priority, ("position", "gate"))
         d_hidden, shared = check.integer("d_hidden", d_hidden), check.integer("shared", shared)
         self.router = router
+        self.d_hidden, self.shared = d_hidden, shared
         self.capacity_factor, self.priority = capacity_factor, priority
         self.activation = _activation(check, activation)
         features = d_hidden if self.activation.gate == "none" else 2 * d_hidden
@@ -107,6 +108,18 @@ class MoELayer(torch.nn.Module):
             if weight is not None:
                 bound = (d_model if name.endswith("in") else d_hidden) ** -0.5
                 torch.nn.init.uniform_(weight, -bound, bound)
+
+    def extra_repr(self) -> str:
+        name = _name(self.activation)
+        return repr_of({
+            "num_experts": self.w_in.shape[0],
+            "d_hidden": self.d_hidden,
+            "activation": self.activation if name is None else name,
+            "bias": self.b_in is not None,
+            "shared": self.shared,
+            "capacity_factor": self.capacity_factor,
+            "priority": None if self.capacity_factor is None else self.priority,
+        })  # fmt: skip
 
     def forward(
         self,
@@ -175,3 +188,9 @@ def _activation(check: Checker, given: Any) -> ExpertActivation:
                    f"{type(given).__name__}", TypeError)  # fmt: skip
     check.choice("activation", given, (*ACTIVATIONS, *GLUS))
     return ExpertActivation.named(given)
+
+
+def _name(activation: ExpertActivation) -> str | None:
+    """The name that gives an activation, if there is one."""
+    names = (*ACTIVATIONS, *GLUS)
+    return next((name for name in names if ExpertActivation.named(name) == activation), None)

@@ -32,6 +32,9 @@ class SMoE(LinearRouter):
         super().__init__(d_model, num_experts, k, device=device, dtype=dtype, **options)
         self.renorm = renorm
 
+    def repr_options(self) -> dict[str, Any]:
+        return {"renorm": self.renorm, **super().repr_options()}
+
     @property
     def keeps_gates(self) -> bool:
         """Raw gates are asked for; a method on top leaves them raw."""
@@ -114,6 +117,9 @@ class VMoE(LinearRouter):
     ) -> None:
         super().__init__(d_model, num_experts, k, bias=bias, device=device, dtype=dtype, **options)
         self.noise_std = 1 / num_experts if noise_std is None else noise_std
+
+    def repr_options(self) -> dict[str, Any]:
+        return {"noise_std": self.noise_std, **super().repr_options()}
 
     def logits(self, h: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         z = super().logits(h)

@@ -58,6 +58,11 @@ class SimilaritySMoE(ComposedRouter):
         if self.ws is not None:
             torch.nn.init.eye_(self.ws)
 
+    def repr_options(self) -> dict[str, Any]:
+        mine = {"causal": self.causal, "tau": self.tau, "similarity": self.ws is not None}
+        others = {"window": self.window, "restrict": self.restrict, "precision": self.precision}
+        return {**mine, **others, **super().repr_options()}
+
     def mix(
         self, h: torch.Tensor, p: torch.Tensor, z: torch.Tensor | None, mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -156,6 +161,10 @@ class AttentionSMoE(ComposedRouter):
             precision=precision,
         )
         self._own_number("sigma", sigma, learn_sigma)
+
+    def repr_options(self) -> dict[str, Any]:
+        heads = {"head_mode": self.head_mode, "head_scope": self.head_scope}
+        return {"sigma": self.sigma, **heads, **self.pairs, **super().repr_options()}
 
     def mix(
         self,

@@ -66,6 +66,10 @@ class SoftMoE(Router):
         super().reset_parameters()
         torch.nn.init.normal_(self.phi, std=1 / math.sqrt(self.d_model))
 
+    def repr_options(self) -> dict[str, Any]:
+        mine = {"slots": self.slots, "scale": self.scale, "eps": self.eps}
+        return {**mine, **super().repr_options()}
+
     def weights(
         self,
         h: torch.Tensor,
@@ -122,6 +126,10 @@ class SoftACMoE(SoftMoE):
         super().__init__(d_model, num_experts, k, eps=eps, device=device, dtype=dtype, **options)
         self.mix, self.measure, self.stat_source = mix, measure, stat_source
         self.weights_of = dispersion_options(None if weights else preset, **(weights or {}))
+
+    def repr_options(self) -> dict[str, Any]:
+        mine = {"mix": self.mix, "measure": self.measure, "stat_source": self.stat_source}
+        return {**super().repr_options(), **mine, "weights": self.weights_of}
 
     def scores(
         self,
@@ -190,6 +198,10 @@ class SymphonySoftMoE(ExpertGraph, SoftMoE):
         super().__init__(d_model, num_experts, k, device=device, dtype=dtype, **options)
         self.threshold, self.cold_start = threshold_of(threshold, init), cold_start
         self.make_graph(beta=beta, norm=norm, diagonal=diagonal, init=init)
+
+    def repr_options(self) -> dict[str, Any]:
+        mine = {"threshold": self.threshold, "cold_start": self.cold_start}
+        return {**super().repr_options(), **mine}
 
     def scores(self, h: torch.Tensor, mask: torch.Tensor | None = None) -> Scores:
         dispatch, combine = self.weights(real_tokens(h, mask), mask)

@@ -68,6 +68,11 @@ class ExpertGraph(Router):
         if "adjacency" in self._buffers:
             self._reset_graph()
 
+    def repr_options(self) -> dict[str, Any]:
+        # A class that has a graph only if asked for it may have none.
+        graph = self.blend if "adjacency" in self._buffers else {}
+        return {**graph, **super().repr_options()}
+
     def _reset_graph(self) -> None:
         self.co_selections.zero_()
         _INITS[self.graph_init](self.adjacency)
@@ -150,6 +155,10 @@ class SymphonySMoE(ExpertGraph, ComposedRouter):
         self.threshold = threshold_of(threshold, init)
         self.cold_start = cold_start or "literal"
         self.make_graph(beta=beta, norm=norm, diagonal=diagonal, init=init)
+
+    def repr_options(self) -> dict[str, Any]:
+        mine = {"threshold": self.threshold, "cold_start": self.cold_start}
+        return {**mine, **super().repr_options()}
 
     def mix(
         self,

@@ -57,6 +57,10 @@ class DynamicTopP(ComposedRouter):
         self._own_number("theta", theta, learn_theta)
         self.straight_through = straight_through
 
+    def repr_options(self) -> dict[str, Any]:
+        mine = {"theta": self.theta, "straight_through": self.straight_through}
+        return {**mine, **super().repr_options()}
+
     def check_base(self, base: Router) -> None:
         super().check_base(base)
         found = type(base).__name__

@@ -9,3 +9,7 @@ are quantized. Needs the packages onnx and onnxscript (`pip install moe-mlir[onn
 from .model_file import export
 
 __all__ = ["export"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

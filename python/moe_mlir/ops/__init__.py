@@ -53,3 +53,7 @@ __all__ = [
     "topk_renorm",
     "z_loss",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -81,3 +81,7 @@ __all__ = [
     "visible_keys",
     "z_loss",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -30,3 +30,7 @@ __all__ = [
     "launch",
     "launch_triton",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
