@@ -40,7 +40,7 @@ class Attention(tnn.Module):
         # u = (1/H) sum_h A_h V_h W_O,h, hence the factor of the heads (docs/Spec.md 3.4).
         wo = self.heads * self.out.weight.view(width, self.heads, -1).transpose(0, 1)
         rows = dict(row_lse=row_lse, row_entropy=row_entropy)
-        return u, dict(q=q, k=k, u=u, v=v, wo=wo, **rows)
+        return u, dict(q=q, k=k, attn_output=u, v=v, wo=wo, **rows)
 
 
 class Dense(tnn.Module):

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from . import experts as _registered  # noqa: F401  registers the ops of the experts
+from ._support.keywords import renamed
 from .formulas import blend_counts, co_selections
 from .ops import dispatch
 from .ops import mad_dispersion as dispersion_of_one
@@ -57,48 +58,54 @@ def _sum(tensor, group):
 # ------------------------------------------------------------------ statistics
 
 
+@renamed({"idx": "indices", "group": "process_group"})
 def selection_counts(
-    idx: torch.Tensor,
+    indices: torch.Tensor,
     num_experts: int,
     *,
     mask: torch.Tensor | None = None,
-    group: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
     """`metrics.selection_counts` over the tokens of all ranks."""
     from .metrics import selection_counts as count
 
-    return _sum(count(idx, num_experts, mask=mask), group)
+    return _sum(count(indices, num_experts, mask=mask), process_group)
 
 
+@renamed({"idx": "indices", "group": "process_group"})
 def load_balance_std(
-    idx: torch.Tensor,
+    indices: torch.Tensor,
     num_experts: int,
     *,
     mask: torch.Tensor | None = None,
-    group: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
     """`metrics.load_balance_std` over the tokens of all ranks."""
-    counts = selection_counts(idx, num_experts, mask=mask, group=group).double()
+    counts = selection_counts(indices, num_experts, mask=mask, process_group=process_group)
+    counts = counts.double()
     return (100 * counts / counts.sum().clamp(min=1)).std(correction=0)
 
 
 @torch.no_grad()
+@renamed({"a": "adjacency", "idx": "indices", "group": "process_group"})
 def adjacency_update(
-    a: torch.Tensor,
-    idx: torch.Tensor,
+    adjacency: torch.Tensor,
+    indices: torch.Tensor,
     *,
     beta: float = 0.9,
     norm: Literal["row", "col", "eq7"] = "row",
     diagonal: bool = True,
     mask: torch.Tensor | None = None,
-    group: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
-    """`moe_mlir.adjacency_update` from the choices of all ranks, whose `a` must be equal."""
-    counts = _sum(co_selections(idx, a.shape[0], mask=mask), group)
-    return blend_counts(a, counts, beta=beta, norm=norm, diagonal=diagonal).to(a.dtype)
+    """`moe_mlir.adjacency_update` from the choices of all ranks, with equal adjacencies."""
+    counts = _sum(co_selections(indices, adjacency.shape[0], mask=mask), process_group)
+    blended = blend_counts(adjacency, counts, beta=beta, norm=norm, diagonal=diagonal)
+    return blended.to(adjacency.dtype)
 
 
 @torch.no_grad()
+@renamed({"group": "process_group"})
 def mad_dispersion(
     h: torch.Tensor,
     assign: torch.Tensor,
@@ -106,7 +113,7 @@ def mad_dispersion(
     *,
     measure: Literal["mad", "variance", "pairwise"] = "mad",
     mask: torch.Tensor | None = None,
-    group: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`moe_mlir.mad_dispersion` of the clusters that the tokens of all ranks form.
 
@@ -124,7 +131,8 @@ def mad_dispersion(
     # Tokens of no cluster form one behind the others, which is dropped.
     assign = torch.where(member, assign, num_experts).to(torch.int64)
     if measure == "pairwise":
-        h, assign = _gather_rows(h, group), _gather_rows(assign[:, None], group)[:, 0]
+        h = _gather_rows(h, process_group)
+        assign = _gather_rows(assign[:, None], process_group)[:, 0]
         return dispersion_of_one(h, assign, num_experts, measure=measure)
     assign, order = assign.sort(stable=True)
     h = h[order].double()
@@ -133,12 +141,12 @@ def mad_dispersion(
     def sum_of_clusters(rows):
         return torch.segment_reduce(rows, "sum", lengths=lengths, axis=0, initial=0)[:-1]
 
-    count = _sum(lengths[:-1].clone(), group)
+    count = _sum(lengths[:-1].clone(), process_group)
     size = count.clamp(min=1).double()[:, None]
-    mean = _sum(sum_of_clusters(h), group) / size
+    mean = _sum(sum_of_clusters(h), process_group) / size
     deviation = h - torch.cat([mean, mean.new_zeros(1, mean.shape[1])])[assign]
     spread = deviation.abs() if measure == "mad" else deviation * deviation
-    s = _sum(sum_of_clusters(spread), group) / size
+    s = _sum(sum_of_clusters(spread), process_group) / size
     return s.float(), mean.float(), count
 
 
@@ -159,7 +167,10 @@ def _gather_rows(rows, group):
     return torch.cat([part[:n] for part, n in zip(parts, counts)])
 
 
-def share_statistics(model: torch.nn.Module, group: dist.ProcessGroup | None = None) -> int:
+@renamed({"group": "process_group"})
+def share_statistics(
+    model: torch.nn.Module, process_group: dist.ProcessGroup | None = None
+) -> int:
     """Makes every ACMoE of a model compute its clusters over all ranks.
 
     Adjacencies and biases need no call: `update_routers` reduces them. Returns
@@ -169,7 +180,7 @@ def share_statistics(model: torch.nn.Module, group: dist.ProcessGroup | None = N
 
     routers = [m for m in model.modules() if isinstance(m, Router) and hasattr(m, "dispersion")]
     for router in routers:
-        router.dispersion = functools.partial(mad_dispersion, group=group)
+        router.dispersion = functools.partial(mad_dispersion, process_group=process_group)
     return len(routers)
 
 
@@ -211,8 +222,9 @@ def _exchange_counts(counts, ranks, group):
     return sent, received
 
 
+@renamed({"x": "h", "group": "process_group"})
 def run_experts(
-    x: torch.Tensor,
+    h: torch.Tensor,
     gates: torch.Tensor,
     indices: torch.Tensor,
     w_in: torch.Tensor,
@@ -222,7 +234,7 @@ def run_experts(
     b_in: torch.Tensor | None = None,
     b_out: torch.Tensor | None = None,
     activation: Callable[[torch.Tensor], torch.Tensor] | str | None = None,
-    group: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
     """`moe_mlir.experts.run_experts` with the experts spread over the ranks.
 
@@ -231,7 +243,7 @@ def run_experts(
     sorted by expert, stably, so that the result does not depend on timing.
 
     Args:
-        x, gates, indices: this rank's tokens `[.., d]` and their routing `[.., k]`,
+        h, gates, indices: this rank's tokens `[.., d]` and their routing `[.., k]`,
             with global expert numbers; -1 selects nothing.
         w_in, w_out, b_in, b_out: this rank's experts, as for one process.
         num_experts: of all ranks; a multiple of their number.
@@ -241,31 +253,31 @@ def run_experts(
         `[.., d]`, this rank's tokens. Gradients flow to the tokens, the gates
         and the experts of other ranks.
     """
-    ranks = _size(group)
+    ranks = _size(process_group)
     _check_experts(num_experts, ranks, w_in)
     function = recognize(activation) or activation or torch.nn.functional.gelu
     assert not isinstance(function, str)
-    tokens = x.reshape(-1, x.shape[-1])
+    tokens = h.reshape(-1, h.shape[-1])
     chosen = indices.reshape(-1, indices.shape[-1])
     weights = gates.reshape(-1, gates.shape[-1])
     slots, offsets, counts = dispatch(chosen, num_experts)
-    sent, received = _exchange_counts(counts, ranks, group)
+    sent, received = _exchange_counts(counts, ranks, process_group)
     per_rank = [sum(part) for part in sent], [sum(part) for part in received]
     rows = torch.ops.moe.token_rows(slots)[: sum(per_rank[0])]
-    arrived = _Exchange.apply(tokens[rows], *per_rank, group)
+    arrived = _Exchange.apply(tokens[rows], *per_rank, process_group)
 
-    order, local_offsets = _by_expert(received, x.device)
+    order, local_offsets = _by_expert(received, h.device)
     hidden = torch.ops.moe.grouped_linear(arrived[order], w_in, b_in, local_offsets)
     computed = torch.ops.moe.grouped_linear(function(hidden), w_out, b_out, local_offsets)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
-    outputs = _Exchange.apply(computed[back], per_rank[1], per_rank[0], group)
+    outputs = _Exchange.apply(computed[back], per_rank[1], per_rank[0], process_group)
 
     # A pair without a slot reads a row of zeros.
     padded = torch.nn.functional.pad(outputs, (0, 0, 0, 1))
     picked = padded[torch.where(slots >= 0, slots, len(outputs))]
-    weights = torch.where(slots >= 0, weights.to(x.dtype), 0.0)
-    return (picked * weights.unsqueeze(-1)).sum(dim=1).reshape(x.shape)
+    weights = torch.where(slots >= 0, weights.to(h.dtype), 0.0)
+    return (picked * weights.unsqueeze(-1)).sum(dim=1).reshape(h.shape)
 
 
 def _check_experts(num_experts, ranks, w_in):
@@ -298,18 +310,20 @@ class ExpertParallel(torch.nn.Module):
     give it the experts' parameters, `parameters_to_ignore`, to leave alone.
     """
 
-    def __init__(self, layer: MoELayer, group: dist.ProcessGroup | None = None):
+    @renamed({"group": "process_group"})
+    def __init__(self, layer: MoELayer, process_group: dist.ProcessGroup | None = None) -> None:
         super().__init__()
         if layer.capacity_factor is not None:
             raise ValueError("ExpertParallel: expected a layer without capacity_factor, found "
                              f"{layer.capacity_factor}: a capacity is of one rank's tokens")
-        ranks = _size(group)
+        ranks = _size(process_group)
         experts = layer.router.num_experts
         if experts % ranks:
             raise ValueError(f"ExpertParallel: expected the number of experts to be a multiple of "
                              f"the {ranks} ranks, found {experts}")
-        here = slice(_rank(group) * experts // ranks, (_rank(group) + 1) * experts // ranks)
-        self.group, self.experts = group, here
+        rank = _rank(process_group)
+        here = slice(rank * experts // ranks, (rank + 1) * experts // ranks)
+        self.process_group, self.experts = process_group, here
         self.router = layer.router
         self.activation = layer.activation
         for name in self.parameters_to_ignore:
@@ -333,7 +347,7 @@ class ExpertParallel(torch.nn.Module):
                              f"soft one, {type(self.router).__name__}, whose slots mix all tokens")
         y = run_experts(h, routing.gates, routing.indices, self.w_in, self.w_out,
                         num_experts=self.router.num_experts, b_in=self.b_in, b_out=self.b_out,
-                        activation=self.activation, group=self.group)
+                        activation=self.activation, process_group=self.process_group)
         if self.shared_in is not None and self.shared_out is not None:
             linear = torch.nn.functional.linear
             hidden = self.activation(linear(h, self.shared_in, self.shared_b_in))

@@ -9,6 +9,8 @@ from typing import Any, Literal, overload
 
 import torch
 
+from ._support.keywords import renamed
+
 # What the authors' code runs, by task; docs/Spec.md 3.6 and Trap 2. All of them
 # let empty clusters into the means, which the op by default does not (E14).
 DISPERSION_PRESETS = {
@@ -45,9 +47,10 @@ def ratio(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     return torch.where(whole == 0, 0.0, part / whole.masked_fill(whole == 0, 1.0))
 
 
-def entropy(p: torch.Tensor) -> torch.Tensor:
+@renamed({"p": "probs"})
+def entropy(probs: torch.Tensor) -> torch.Tensor:
     """-sum p ln p over the last dim, 0 ln 0 = 0."""
-    return -torch.xlogy(p, p).sum(dim=-1)
+    return -torch.xlogy(probs, probs).sum(dim=-1)
 
 
 # Of logits; the compiler's are in lib/Dialect/MoE/IR/ScoreFunctions.cpp.
@@ -59,46 +62,49 @@ SCORE_FUNCTIONS = {
 }
 
 
+@renamed({"x": "logits"})
 def map_scores(
-    x: torch.Tensor,
+    logits: torch.Tensor,
     score: Literal["softmax", "sigmoid", "sqrtsoftplus", "none"],
 ) -> torch.Tensor:
-    """s = score(x), the scores that rank without a bias and make the gates; docs/Spec.md 9.1."""
+    """s = score(x) of logits x, which rank without a bias and make the gates; docs/Spec.md 9.1."""
     if score not in SCORE_FUNCTIONS:
         names = ", ".join(map(repr, SCORE_FUNCTIONS))
         raise ValueError(f"grouped_topk: expected 'score' to be one of {names}, found {score!r}")
-    return SCORE_FUNCTIONS[score](x)
+    return SCORE_FUNCTIONS[score](logits)
 
 
+@renamed({"m": "metric", "prev_idx": "prev_indices"})
 def mix_metric(
-    m: torch.Tensor,
-    prev_idx: torch.Tensor,
+    metric: torch.Tensor,
+    prev_indices: torch.Tensor,
     prev_gates: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """M of each token [.., D]: that of its previous expert, or blended by its gates (P3 C.6).
 
     A token without a previous expert has 1s. No gradient.
     """
-    m, prev_gates = wide(m.detach(), None if prev_gates is None else prev_gates.detach())
-    routed = prev_idx >= 0
-    metric = m[prev_idx.clamp(min=0)]
-    metric = torch.where(routed[..., None], metric, torch.ones_like(metric))
+    m, prev_gates = wide(metric.detach(), None if prev_gates is None else prev_gates.detach())
+    routed = prev_indices >= 0
+    chosen = m[prev_indices.clamp(min=0)]
+    chosen = torch.where(routed[..., None], chosen, torch.ones_like(chosen))
     if prev_gates is None:
-        return metric[..., 0, :]
+        return chosen[..., 0, :]
     share = torch.where(routed, prev_gates, 0.0)
     total = share.sum(dim=-1, keepdim=True)
-    mixed = (ratio(share, total)[..., None] * metric).sum(dim=-2)
+    mixed = (ratio(share, total)[..., None] * chosen).sum(dim=-2)
     return torch.where(total == 0, torch.ones_like(mixed), mixed)
 
 
+@renamed({"idx": "indices"})
 def co_selections(
-    idx: torch.Tensor,
+    indices: torch.Tensor,
     num_experts: int,
     *,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """C [E,E] int64: how many tokens chose both experts; the diagonal is the load."""
-    idx = idx.reshape(-1, idx.shape[-1]).to(torch.int64)
+    idx = indices.reshape(-1, indices.shape[-1]).to(torch.int64)
     # A token selects a set: an expert that is named twice is one of it once.
     repeated = (idx[:, :, None] == idx[:, None, :]).tril(-1).any(-1)
     chosen = (idx >= 0) & (idx < num_experts) & ~repeated
@@ -112,8 +118,9 @@ def co_selections(
     return table[:-1].reshape(num_experts, num_experts)
 
 
+@renamed({"a": "adjacency"})
 def blend_counts(
-    a: torch.Tensor,
+    adjacency: torch.Tensor,
     counts: torch.Tensor,
     *,
     beta: float = 0.9,
@@ -121,7 +128,7 @@ def blend_counts(
     diagonal: bool = True,
 ) -> torch.Tensor:
     """The moving average of `adjacency_update` on counts that are already there."""
-    (a,) = wide(a.detach())
+    (a,) = wide(adjacency.detach())
     share = counts.to(a.dtype)
     if not diagonal:
         share = share - torch.diag(share.diagonal())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ._support.keywords import renamed
 from .formulas import entropy
 
 if TYPE_CHECKING:
@@ -41,50 +42,54 @@ def _mean(values, mask):
     return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
 
 
+@renamed({"idx_a": "indices_a", "idx_b": "indices_b"})
 def fluctuation_rate(
-    idx_a: torch.Tensor,
-    idx_b: torch.Tensor,
+    indices_a: torch.Tensor,
+    indices_b: torch.Tensor,
     *,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Share of tokens whose chosen set of experts differs between two routings."""
-    if idx_a.shape != idx_b.shape:
+    if indices_a.shape != indices_b.shape:
         raise ValueError(
-            "fluctuation_rate: expected 'idx_b' to have the shape of 'idx_a' "
-            f"{tuple(idx_a.shape)}, found {tuple(idx_b.shape)}"
+            "fluctuation_rate: expected 'indices_b' to have the shape of 'indices_a' "
+            f"{tuple(indices_a.shape)}, found {tuple(indices_b.shape)}"
         )
-    differs = (idx_a.sort(dim=-1).values != idx_b.sort(dim=-1).values).any(dim=-1)
+    differs = (indices_a.sort(dim=-1).values != indices_b.sort(dim=-1).values).any(dim=-1)
     return _mean(differs, mask)
 
 
-def routing_entropy(p: torch.Tensor, *, mask: torch.Tensor | None = None) -> torch.Tensor:
+@renamed({"p": "probs"})
+def routing_entropy(probs: torch.Tensor, *, mask: torch.Tensor | None = None) -> torch.Tensor:
     """Mean entropy of the routing probabilities [.., E], natural logarithm."""
-    return _mean(entropy(p.double()), mask)
+    return _mean(entropy(probs.double()), mask)
 
 
+@renamed({"p_method": "probs", "p_base": "base_probs"})
 def entropy_ratio(
-    p_method: torch.Tensor,
-    p_base: torch.Tensor,
+    probs: torch.Tensor,
+    base_probs: torch.Tensor,
     *,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Mean entropy of a method's probabilities over that of its baseline's."""
-    base = routing_entropy(p_base, mask=mask)
-    ratio = routing_entropy(p_method, mask=mask) / base.masked_fill(base == 0, 1.0)
+    base = routing_entropy(base_probs, mask=mask)
+    ratio = routing_entropy(probs, mask=mask) / base.masked_fill(base == 0, 1.0)
     return torch.where(base == 0, 0.0, ratio)
 
 
+@renamed({"idx": "indices"})
 def selection_counts(
-    idx: torch.Tensor,
+    indices: torch.Tensor,
     num_experts: int,
     *,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """How often each expert was chosen, int64 [E]; indices of -1 are nowhere."""
-    chosen = (idx >= 0) & (idx < num_experts)
+    chosen = (indices >= 0) & (indices < num_experts)
     if mask is not None:
         chosen = chosen & mask[..., None]
-    return _histogram(torch.where(chosen, idx, num_experts), num_experts)
+    return _histogram(torch.where(chosen, indices, num_experts), num_experts)
 
 
 def _histogram(values, size):
@@ -94,14 +99,15 @@ def _histogram(values, size):
     return counts.scatter_add(0, values, torch.ones_like(values))[:-1]
 
 
+@renamed({"idx": "indices"})
 def load_balance_std(
-    idx: torch.Tensor,
+    indices: torch.Tensor,
     num_experts: int,
     *,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Population deviation over the experts of their percentage of assignments."""
-    return _load_std(selection_counts(idx, num_experts, mask=mask))
+    return _load_std(selection_counts(indices, num_experts, mask=mask))
 
 
 def _load_std(counts):

@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 import torch
 
+from .._support.keywords import renamed
 from ..ops import dispatch
 from ..ops._expert_activation import ExpertActivation, recognize
 from ..ops._panels import is_packed
@@ -30,8 +31,9 @@ from .packed_weight import operand_of
 from .quantized_weight import QuantizedWeight
 
 
+@renamed({"x": "h"})
 def run_experts(
-    x: torch.Tensor,
+    h: torch.Tensor,
     gates: torch.Tensor,
     indices: torch.Tensor,
     w_in: torch.Tensor | QuantizedWeight,
@@ -45,7 +47,7 @@ def run_experts(
     """y_t = sum_a gates_ta expert_{indices_ta}(x_t), for tokens of any leading dims.
 
     Args:
-        x: tokens `[.., d]`.
+        h: tokens `[.., d]`.
         gates: `[.., k]`.
         indices: experts `[.., k]`; one out of `[0, experts)`, such as -1, selects nothing.
         w_in: `[experts, features, d]`; both may be quantized (`moe_mlir.quantize`).
@@ -60,21 +62,21 @@ def run_experts(
             panels (`moe_mlir.pack_experts`) are not transposed.
 
     Returns:
-        `[.., d]` in the dtype of x.
+        `[.., d]` in the dtype of h.
 
     Raises:
         ValueError: for shapes that do not fit, an activation that is not known by its name, or one
             that kernels do not know with weights in panels or quantized.
 
-    >>> x, (gates, indices) = torch.randn(5, 16), moe_mlir.topk_renorm(torch.randn(5, 8), 2)
+    >>> h, (gates, indices) = torch.randn(5, 16), moe_mlir.topk_renorm(torch.randn(5, 8), 2)
     >>> w_in, w_out = torch.randn(8, 64, 16), torch.randn(8, 16, 32)
-    >>> moe_mlir.experts.run_experts(x, gates, indices, w_in, w_out, activation="swiglu").shape
+    >>> moe_mlir.experts.run_experts(h, gates, indices, w_in, w_out, activation="swiglu").shape
     torch.Size([5, 16])
     """
     activation = activation or torch.nn.functional.gelu
     known = recognize(activation)
     if isinstance(w_in, QuantizedWeight) or isinstance(w_out, QuantizedWeight):
-        return _run_quantized(x, gates, indices, w_in, b_in, w_out, b_out, known)
+        return _run_quantized(h, gates, indices, w_in, b_in, w_out, b_out, known)
     w_in, w_out = operand_of(w_in), operand_of(w_out)
     if is_packed(w_in) and known is None:
         raise ValueError("run_experts: expected an activation that kernels know with weights in "
@@ -82,8 +84,8 @@ def run_experts(
                          "again, or give an ExpertActivation")
     # What lies in panels needs no gradient; the op computes the hidden rows for x's again.
     if known is not None and (is_packed(w_in)
-                              or not _needs_gradient(x, gates, w_in, w_out, b_in, b_out)):
-        return _run_whole(x, gates, indices, w_in, b_in, w_out, b_out, transposed, known)
+                              or not _needs_gradient(h, gates, w_in, w_out, b_in, b_out)):
+        return _run_whole(h, gates, indices, w_in, b_in, w_out, b_out, transposed, known)
 
     def expert(rows, offsets, tokens):
         # Inside of the product too where it is known: results do not depend on the gradient.
@@ -93,7 +95,7 @@ def run_experts(
             assert not isinstance(activation, str)
             hidden = activation(hidden)
         return torch.ops.moe.grouped_linear(hidden, w_out, b_out, offsets, None, transposed)
-    return _run_gathered(x, gates, indices, _num_experts(w_in), expert)
+    return _run_gathered(h, gates, indices, _num_experts(w_in), expert)
 
 
 def _needs_gradient(*tensors):
@@ -149,8 +151,9 @@ def _num_experts(w):
         return int(w.shape[0])
 
 
+@renamed({"x": "h"})
 def run_rows(
-    x: torch.Tensor,
+    h: torch.Tensor,
     gates: torch.Tensor,
     indices: torch.Tensor,
     num_experts: int,
@@ -161,7 +164,7 @@ def run_rows(
     `expert(rows, offsets)` maps the rows of all (token, choice) pairs, sorted by
     expert, to as many rows: expert e has rows `offsets[e]` to `offsets[e + 1]`.
     """
-    return _run_gathered(x, gates, indices, num_experts,
+    return _run_gathered(h, gates, indices, num_experts,
                          lambda rows, offsets, tokens: expert(rows[tokens], offsets))
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from .._support.keywords import with_new_names
 from ._router import (
     Device,
     LinearRouter,
@@ -43,6 +44,8 @@ class ComposedRouter(Router):
     # Whether the paper renormalises gates.
     paper_renorm = True
     masks_own_keys = False
+    # Old name of an input of `mix` -> the one that it has now.
+    renamed_inputs: dict[str, str] = {}
 
     def __init__(
         self,
@@ -152,8 +155,18 @@ class ComposedRouter(Router):
             root = root.removeprefix("base_")
         return f"base_{name}" if root in self.own_inputs else name
 
+    @property
+    def old_inputs(self) -> dict[str, str]:
+        """Old name -> new one of the inputs of this router and of those below it."""
+        below = getattr(self.base, "old_inputs", {})
+        theirs = {self.outer_name(old): self.outer_name(new) for old, new in below.items()}
+        return {**theirs, **self.renamed_inputs}
+
     def split(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """(the method's inputs, the base's under the base's names)."""
+        old = self.old_inputs
+        if any(name in old for name in state):
+            state = with_new_names(f"nn.{type(self).__name__}", state, old)
         own = {name: value for name, value in state.items() if name in self.own_inputs}
         names = () if self.base is None else self.base.inputs
         theirs = {n: state[self.outer_name(n)] for n in names if self.outer_name(n) in state}

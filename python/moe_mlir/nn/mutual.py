@@ -70,7 +70,7 @@ class SimilaritySMoE(ComposedRouter):
             h,
             p,
             causal=self.causal,
-            ws=None if self.ws is None else self.ws.to(h.dtype),
+            weight=None if self.ws is None else self.ws.to(h.dtype),
             tau=self.tau,
             mask=mask,
             window=self.window,
@@ -83,8 +83,8 @@ class SimilaritySMoE(ComposedRouter):
 class AttentionSMoE(ComposedRouter):
     """Expert probabilities mixed by the posterior of the layer's own attention: P0 (13), (17).
 
-    `forward` takes the attention's q, k, v (or vp), its output u and `wo`, the
-    heads' output projections times the number of heads. A token that sees no
+    `forward` takes the attention's q, k, v (or `projected_v`), its output `attn_output`
+    and `wo`, the heads' output projections times the number of heads. A token that sees no
     key keeps its own probabilities. head_mode="min_entropy" is the paper's head
     approximation (17), "all" its full posterior (13).
 
@@ -111,13 +111,14 @@ class AttentionSMoE(ComposedRouter):
     >>> wo = torch.randn(2, 16, 8)
     >>> out, row_lse, row_entropy = moe_mlir.attention(heads, heads, heads, causal=True)
     >>> u = torch.einsum("bhnw,hdw->bnd", out, wo) / 2
-    >>> routing = router(h + u, q=heads, k=heads, u=u, v=heads, wo=wo,
+    >>> routing = router(h + u, q=heads, k=heads, attn_output=u, v=heads, wo=wo,
     ...                  row_lse=row_lse, row_entropy=row_entropy)
     >>> routing.gates.shape
     torch.Size([1, 4, 2])
     """
 
     masks_own_keys = True
+    renamed_inputs = {"u": "attn_output", "vp": "projected_v"}
 
     def __init__(
         self,
@@ -175,8 +176,8 @@ class AttentionSMoE(ComposedRouter):
         *,
         q: torch.Tensor,
         k: torch.Tensor,
-        u: torch.Tensor,
-        vp: torch.Tensor | None = None,
+        attn_output: torch.Tensor,
+        projected_v: torch.Tensor | None = None,
         v: torch.Tensor | None = None,
         wo: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
@@ -212,9 +213,9 @@ class AttentionSMoE(ComposedRouter):
         mixed, _, prior_lse, _ = self.ops.attention_posterior(
             q,
             k,
-            u,
+            attn_output,
             keys,
-            vp=vp,
+            projected_v=projected_v,
             v=v,
             wo=wo,
             bias=bias,

@@ -77,7 +77,7 @@ class SoftMoE(Router):
         m: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return self.ops.soft_dispatch(
-            h, self.phi, scale=self.scale, eps=self.eps, mask=mask, m=m
+            h, self.phi, scale=self.scale, eps=self.eps, mask=mask, metric=m
         )
 
     def shares(

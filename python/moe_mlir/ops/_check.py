@@ -4,7 +4,7 @@ import contextlib
 import math
 import numbers
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -20,12 +20,17 @@ def _names(dtypes: Sequence[torch.dtype]) -> str:
 
 
 class Checker:
-    """Checks of one op's arguments; `op` opens every message."""
+    """Checks of one op's arguments; `op` opens every message.
 
-    def __init__(self, op: str) -> None:
-        self.op = op
+    `names`: what the public function calls an argument where the op's schema calls it otherwise.
+    """
+
+    def __init__(self, op: str, names: Mapping[str, str] | None = None) -> None:
+        self.op, self.names = op, names or {}
 
     def fail(self, message: str, error: type[Exception] = ValueError) -> NoReturn:
+        for name, public in self.names.items():
+            message = message.replace(f"'{name}'", f"'{public}'")
         raise error(f"{self.op}: {message}")
 
     def dtype(self, name: str, tensor: torch.Tensor, allowed: Sequence[torch.dtype]) -> None:

@@ -4,17 +4,21 @@ import functools
 
 import torch
 
+from .._support.keywords import renamed
 from ._check import ACTIVATIONS, INDICES, SCORES, Checker
 from ._kernel import Kernel, Tensor, contiguous, rows
 from ._library import define
 
-_check = Checker("ac_logits")
+# What the schema calls otherwise, as callers once did.
+_NAMES = {"m": "metric", "prev_idx": "prev_indices"}
+_check = Checker("ac_logits", _NAMES)
 
 
+@renamed(_NAMES)
 def ac_logits(
     h: torch.Tensor,
-    m: torch.Tensor,
-    prev_idx: torch.Tensor,
+    metric: torch.Tensor,
+    prev_indices: torch.Tensor,
     emb: torch.Tensor,
     *,
     prev_gates: torch.Tensor | None = None,
@@ -24,9 +28,9 @@ def ac_logits(
 
     Args:
         h: tokens `[.., d]`, float32, bfloat16 or float16.
-        m: the metric of each expert `[experts, d]` float32, from
+        metric: the metric of each expert `[experts, d]` float32, from
             `dispersion_weights`. A constant: it gets no gradient.
-        prev_idx: `[.., r]` int32 or int64, the previous layer's experts of the
+        prev_indices: `[.., r]` int32 or int64, the previous layer's experts of the
             token; outside `[0, experts)` the place takes no part. A token
             without any has M = 1.
         emb: `[experts, d]`, float32, bfloat16 or float16.
@@ -37,7 +41,7 @@ def ac_logits(
     Returns:
         z `[.., experts]` float32.
     """
-    return _op(h, m, prev_idx, emb, prev_gates, bias)
+    return _op(h, metric, prev_indices, emb, prev_gates, bias)
 
 
 def _arguments(h, m, prev_idx, emb, prev_gates, bias):

@@ -4,25 +4,29 @@ import functools
 
 import torch
 
+from .._support.keywords import renamed
 from ._check import ACTIVATIONS, SCORES, Checker
 from ._kernel import Kernel, Tensor, contiguous, enum, f64, rows
 from ._library import define
 
-_check = Checker("adjacency_gate")
+# What the schema calls otherwise, as callers once did.
+_NAMES = {"p": "probs", "a": "adjacency"}
+_check = Checker("adjacency_gate", _NAMES)
 
 
+@renamed(_NAMES)
 def adjacency_gate(
-    p: torch.Tensor,
-    a: torch.Tensor,
+    probs: torch.Tensor,
+    adjacency: torch.Tensor,
     *,
     threshold: float = 0.0,
     cold_start: str = "literal",
 ) -> torch.Tensor:
-    """g_j = sum_k a_jk p_k, with entries of `a` below `threshold` dropped.
+    """g_j = sum_k a_jk p_k, with entries of `adjacency` below `threshold` dropped.
 
     Args:
-        p: probabilities `[.., experts]`; 16-bit ones are widened to float32.
-        a: adjacency `[experts, experts]` float32. It gets no gradient.
+        probs: probabilities `[.., experts]`; 16-bit ones are widened to float32.
+        adjacency: `[experts, experts]` float32. It gets no gradient.
         threshold: an entry stays iff it is >= threshold.
         cold_start: what an adjacency of zeros means: "literal" zeros, or
             "base", the identity.
@@ -30,7 +34,7 @@ def adjacency_gate(
     Returns:
         g `[.., experts]` float32; not a distribution.
     """
-    return _op(p, a, threshold, cold_start)
+    return _op(probs, adjacency, threshold, cold_start)
 
 
 def _arguments(p, a, threshold, cold_start):

@@ -4,27 +4,31 @@ import functools
 
 import torch
 
+from .._support.keywords import renamed
 from ._check import INDICES, MASK, SCORES, Checker
 from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, rows
 from ._library import define
 
-_check = Checker("adjacency_update")
+# What the schema calls otherwise, as callers once did.
+_NAMES = {"a": "adjacency", "idx": "indices"}
+_check = Checker("adjacency_update", _NAMES)
 
 
+@renamed(_NAMES)
 def adjacency_update(
-    a: torch.Tensor,
-    idx: torch.Tensor,
+    adjacency: torch.Tensor,
+    indices: torch.Tensor,
     *,
     beta: float = 0.9,
     norm: str = "row",
     diagonal: bool = True,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """a_new = beta a + (1 - beta) norm(C), C counting how often two experts were chosen together.
+    """a_new = beta adjacency + (1 - beta) norm(C), C counting how often two experts were chosen together.
 
     Args:
-        a: adjacency `[experts, experts]` float32.
-        idx: `[.., k]` int32 or int64, the experts of each token by the *base*
+        adjacency: `[experts, experts]` float32.
+        indices: `[.., k]` int32 or int64, the experts of each token by the *base*
             scores; -1 selects nothing.
         beta: weight of the old adjacency, in [0, 1].
         norm: "row" (Algorithm 1), "col", or "eq7" (by the diagonal).
@@ -32,10 +36,10 @@ def adjacency_update(
         mask: bool `[..]`, True = real token.
 
     Returns:
-        a_new `[experts, experts]` float32; `a` itself is not changed. A call
-        without a valid token returns a copy of `a`. No gradient.
+        a_new `[experts, experts]` float32; `adjacency` itself is not changed. A call
+        without a valid token returns a copy of `adjacency`. No gradient.
     """
-    return _op(a, idx, beta, norm, diagonal, mask)
+    return _op(adjacency, indices, beta, norm, diagonal, mask)
 
 
 def _arguments(a, idx, beta, norm, diagonal, mask):

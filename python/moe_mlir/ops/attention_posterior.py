@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
+from .._support.keywords import renamed
 from ._attention import (
     PairOptions,
     bias_dims,
@@ -20,17 +21,20 @@ from ._check import ACTIVATIONS, Checker
 from ._kernel import Kernel, Tensor, contiguous, enum, f64, i64
 from ._library import define, takes
 
-_check = Checker("attention_posterior")
+# What the schema calls otherwise, as callers once did.
+_NAMES = {"u": "attn_output", "e": "probs", "vp": "projected_v"}
+_check = Checker("attention_posterior", _NAMES)
 
 
+@renamed(_NAMES)
 def attention_posterior(
     q: torch.Tensor,
     k: torch.Tensor,
-    u: torch.Tensor,
-    e: torch.Tensor,
+    attn_output: torch.Tensor,
+    probs: torch.Tensor,
     *,
     causal: bool,
-    vp: torch.Tensor | None = None,
+    projected_v: torch.Tensor | None = None,
     v: torch.Tensor | None = None,
     wo: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
@@ -48,17 +52,17 @@ def attention_posterior(
     precision: str = "ieee",
     return_lse: bool = False,
 ) -> tuple[torch.Tensor, ...]:
-    """Mixes the keys' expert probabilities by the posterior of attention given its output u.
+    """Mixes the keys' expert probabilities by the posterior of attention given its output.
 
     Args:
         q, k: `[batch, heads, n | nk, head_width]`, float32, bfloat16 or float16.
-        u: the attention's output `[batch, n, d]`, before residual and norm.
-        e: expert probabilities of the keys `[batch, nk, experts]`.
+        attn_output: the attention's output `[batch, n, d]`, before residual and norm.
+        probs: expert probabilities of the keys `[batch, nk, experts]`.
         causal: may a query see only its own position and earlier ones? No default.
-        vp: the heads' projected values `[batch, heads, nk, d]`; or, instead,
+        projected_v: the heads' projected values `[batch, heads, nk, d]`; or, instead,
         v, wo: values `[batch, heads, nk, w]` and output projections
-            `[heads, d, w]` (heads times torch's out_proj slices); vp is then
-            never formed.
+            `[heads, d, w]` (heads times torch's out_proj slices); `projected_v`
+            is then never formed.
         bias: added to the logits, broadcastable to `[batch, heads, n, nk]`.
         head_prior: `[batch, n, heads]` float32, with head_mode="all"; default uniform.
         mask: bool `[batch, nk]`, the real keys.
@@ -81,8 +85,8 @@ def attention_posterior(
         `[batch, heads | 1, n]`, without gradient.
     """
     results = _op(
-        q, k, u, e, causal, vp, v, wo, bias, head_prior, mask, query_mask, row_lse, row_entropy,
-        sigma, scale, head_mode, head_scope, window, exclude_self, precision,
+        q, k, attn_output, probs, causal, projected_v, v, wo, bias, head_prior, mask, query_mask,
+        row_lse, row_entropy, sigma, scale, head_mode, head_scope, window, exclude_self, precision,
     )  # fmt: skip
     return results if return_lse else results[:2]
 

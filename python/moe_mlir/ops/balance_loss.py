@@ -4,16 +4,20 @@ import functools
 
 import torch
 
+from .._support.keywords import renamed
 from ._check import ACTIVATIONS, INDICES, MASK, SCORES, Checker
 from ._kernel import Kernel, Tensor, enum, rows
 from ._library import define
 
-_check = Checker("balance_loss")
+# What the schema calls otherwise, as callers once did.
+_NAMES = {"p": "probs", "idx": "indices"}
+_check = Checker("balance_loss", _NAMES)
 
 
+@renamed(_NAMES)
 def balance_loss(
-    p: torch.Tensor,
-    idx: torch.Tensor,
+    probs: torch.Tensor,
+    indices: torch.Tensor,
     *,
     mask: torch.Tensor | None = None,
     divide_by: str = "tokens",
@@ -21,16 +25,16 @@ def balance_loss(
     """E sum_e f_e P_e: f the experts' shares of the assignments, P their mean probabilities.
 
     Args:
-        p: probabilities `[.., experts]`; 16-bit ones are widened to float32.
-        idx: `[.., k]` int32 or int64, the experts of each token; -1 is none.
+        probs: probabilities `[.., experts]`; 16-bit ones are widened to float32.
+        indices: `[.., k]` int32 or int64, the experts of each token; -1 is none.
         mask: bool `[..]`, True = real token.
         divide_by: "tokens", or "assignments" (tokens * k, as the code that
             descends from fastmoe does).
 
     Returns:
-        a 0-d float32 tensor; 0 without a token. The gradient goes to `p`.
+        a 0-d float32 tensor; 0 without a token. The gradient goes to `probs`.
     """
-    loss, _ = _op(p, idx, mask, divide_by)
+    loss, _ = _op(probs, indices, mask, divide_by)
     return loss
 
 

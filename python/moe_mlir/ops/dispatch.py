@@ -4,15 +4,19 @@ import functools
 
 import torch
 
+from .._support.keywords import renamed
 from ._check import INDICES, MASK, SCORES, Checker
 from ._kernel import Kernel, Tensor, contiguous, enum, f64, i64, rows
 from ._library import define
 
-_check = Checker("dispatch")
+# What the schema calls otherwise, as callers once did.
+_NAMES = {"idx": "indices"}
+_check = Checker("dispatch", _NAMES)
 
 
+@renamed(_NAMES)
 def dispatch(
-    idx: torch.Tensor,
+    indices: torch.Tensor,
     num_experts: int,
     *,
     capacity: int | None = None,
@@ -28,7 +32,7 @@ def dispatch(
     All first choices take their rows in token order, then all second choices.
 
     Args:
-        idx: `[.., k]` int32 or int64; an index out of range is no assignment.
+        indices: `[.., k]` int32 or int64; an index out of range is no assignment.
         num_experts: experts that have rows here.
         capacity: rows an expert may have; or `capacity_factor` cf, for
             k * floor(cf * ceil(tokens / experts)) of them. Unbounded by default.
@@ -46,7 +50,7 @@ def dispatch(
         `[num_experts + 1]` and counts `[num_experts]` int64, after dropping.
     """
     return _op(
-        idx, num_experts, capacity, priority, mask, capacity_factor, gates, expert_map,
+        indices, num_experts, capacity, priority, mask, capacity_factor, gates, expert_map,
         alignment,
     )  # fmt: skip
 

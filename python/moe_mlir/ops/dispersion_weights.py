@@ -4,43 +4,47 @@ import functools
 
 import torch
 
+from .._support.keywords import renamed
 from ._check import INDICES, SCORES, Checker
 from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64
 from ._library import define
 
-_check = Checker("dispersion_weights")
+# What the schema calls otherwise, as callers once did.
+_NAMES = {"s": "dispersion", "count": "counts"}
+_check = Checker("dispersion_weights", _NAMES)
 
 SCALES = ("cluster", "feature", "global", "global_preclamp", "dispersion", "none")
 
 
+@renamed(_NAMES)
 def dispersion_weights(
-    s: torch.Tensor,
-    count: torch.Tensor,
+    dispersion: torch.Tensor,
+    counts: torch.Tensor,
     *,
     eps: float = 1e-4,
     clamp: float | None = None,
     scale: str = "cluster",
     include_empty: bool = False,
 ) -> torch.Tensor:
-    """m = 1 / (s + eps), capped at `clamp` times its mean and divided by a mean.
+    """metric = 1 / (dispersion + eps), capped at `clamp` times its mean and divided by a mean.
 
     `moe_mlir.reference.DISPERSION_PRESETS` has the settings that the authors'
     code runs for language models, Swin and SoftMoE.
 
     Args:
-        s: dispersions `[experts, d]` float32, from `mad_dispersion`.
-        count: `[experts]` int32 or int64, the tokens of each cluster.
+        dispersion: `[experts, d]` float32, from `mad_dispersion`.
+        counts: `[experts]` int32 or int64, the tokens of each cluster.
         eps: what a feature without dispersion is divided by.
         clamp: the cap, in means over live clusters and features; None for none.
         scale: the divisor: "cluster" (mean of the row), "feature" (mean over the
             clusters), "global", "global_preclamp" (the mean before the cap),
-            "none"; or "dispersion", mean(s + eps) / (s + eps) without a cap.
+            "none"; or "dispersion", mean(dispersion + eps) / (dispersion + eps) without a cap.
         include_empty: let clusters without tokens take part.
 
     Returns:
-        m `[experts, d]` float32; rows of clusters without tokens are 1. No gradient.
+        metric `[experts, d]` float32; rows of clusters without tokens are 1. No gradient.
     """
-    return _op(s, count, eps, clamp, scale, include_empty)
+    return _op(dispersion, counts, eps, clamp, scale, include_empty)
 
 
 def _arguments(s, count, eps, clamp, scale, include_empty):

@@ -4,28 +4,32 @@ import functools
 
 import torch
 
+from .._support.keywords import renamed
 from ._check import ACTIVATIONS, Checker
 from ._kernel import Kernel, Tensor, contiguous
 from ._library import define
 
-_check = Checker("hyper_router")
+# What the schema calls otherwise, as callers once did.
+_NAMES = {"e": "embedding"}
+_check = Checker("hyper_router", _NAMES)
 
 
+@renamed(_NAMES)
 def hyper_router(
-    e: torch.Tensor,
+    embedding: torch.Tensor,
     w1: torch.Tensor,
     b1: torch.Tensor,
     w2: torch.Tensor,
     b2: torch.Tensor,
     num_experts: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The router that a frozen network makes of `e`: w2 relu(w1 e + b1) + b2.
+    """The router that a frozen network makes of e, an embedding: w2 relu(w1 e + b1) + b2.
 
     Nothing in it depends on tokens: compute it once where no gradient is
     needed. With constant operands the compiler folds it away.
 
     Args:
-        e: the router's embedding `[c]`, float32, bfloat16 or float16; the only
+        embedding: the router's embedding `[c]`, float32, bfloat16 or float16; the only
             operand that gets a gradient.
         w1, b1: `[hidden, c]` and `[hidden]`.
         w2, b2: `[rows, hidden]` and `[rows]`, rows = num_experts * (d + 1):
@@ -35,7 +39,7 @@ def hyper_router(
     Returns:
         weight `[experts, d]` and bias `[experts]`, float32.
     """
-    return _op(e, w1, b1, w2, b2, num_experts)
+    return _op(embedding, w1, b1, w2, b2, num_experts)
 
 
 def _arguments(e, w1, b1, w2, b2, num_experts):

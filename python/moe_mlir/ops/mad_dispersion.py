@@ -30,8 +30,8 @@ def mad_dispersion(
         mask: bool `[..]`, True = real token.
 
     Returns:
-        s `[experts, d]` and mean `[experts, d]` in float32, count `[experts]`
-        in int64. Empty clusters are 0 everywhere. No gradient.
+        dispersion `[experts, d]` and mean `[experts, d]` in float32, counts
+        `[experts]` in int64. Empty clusters are 0 everywhere. No gradient.
     """
     return _op(h, assign, num_experts, measure, mask)
 

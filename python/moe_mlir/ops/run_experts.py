@@ -24,7 +24,7 @@ from .grouped_linear import as_bits, attributes, grouped_linear, matrices
 from .grouped_linear import gradients as linear_gradients
 from .token_rows import token_rows
 
-_check = Checker("run_experts")
+_check = Checker("run_experts", {"x": "h"})
 
 
 def run_experts(

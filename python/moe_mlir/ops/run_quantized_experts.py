@@ -26,7 +26,7 @@ from .grouped_linear import as_bits
 from .quantized_linear import OPTIONS, attributes
 from .run_experts import apply_gates, layer_steps, places
 
-_check = Checker("run_quantized_experts")
+_check = Checker("run_quantized_experts", {"x": "h"})
 
 
 class QuantizedOperands(NamedTuple):

@@ -7,38 +7,42 @@ from typing import NamedTuple, Self
 
 import torch
 
+from .._support.keywords import renamed
 from ._check import ACTIVATIONS, MASK, Checker
 from ._kernel import Kernel, Tensor, contiguous, enum, f64, rows, visibility
 from ._library import define, takes
 
-_check = Checker("similarity_inform")
+# What the schema calls otherwise, as callers once did.
+_NAMES = {"u": "h", "e": "probs", "uk": "keys", "ws": "weight"}
+_check = Checker("similarity_inform", _NAMES)
 
 
+@renamed(_NAMES)
 def similarity_inform(
-    u: torch.Tensor,
-    e: torch.Tensor,
+    h: torch.Tensor,
+    probs: torch.Tensor,
     *,
     causal: bool,
-    uk: torch.Tensor | None = None,
-    ws: torch.Tensor | None = None,
+    keys: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
     tau: float | torch.Tensor = 1.0,
     mask: torch.Tensor | None = None,
     window: int | None = None,
     restrict: str = "all",
     precision: str = "ieee",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """p_i = sum_j softmax_j(u_i^T ws uk_j / tau) e_j, without the N x N matrix in memory.
+    """p_i = sum_j softmax_j(h_i^T weight keys_j / tau) probs_j, without the N x N matrix in memory.
 
     Args:
-        u: tokens `[.., n, d]`, float32, bfloat16 or float16.
-        e: expert probabilities of the keys `[.., nk, experts]`.
+        h: tokens `[.., n, d]`, float32, bfloat16 or float16.
+        probs: expert probabilities of the keys `[.., nk, experts]`.
         causal: may a token see only itself and earlier ones? There is no
             default: the paper's own formula mixes in later tokens.
-        uk: other keys `[.., nk, f]`, such as cached tokens; default: `u`.
-        ws: similarity matrix `[d, f]`; default: the identity.
+        keys: other keys `[.., nk, f]`, such as cached tokens; default: `h`.
+        weight: similarity matrix `[d, f]`; default: the identity.
         tau: temperature, a float or a learned 0-d tensor. A float is compiled
             into the kernel, so one that changes every step should be a tensor.
-        mask: bool `[.., nk]`, True = real token. Without `uk` it covers the
+        mask: bool `[.., nk]`, True = real token. Without `keys` it covers the
             queries too.
         window: see only the last `window` positions.
         restrict: "all", or "entropy": only keys at most as uncertain as the token.
@@ -48,7 +52,7 @@ def similarity_inform(
         p `[.., n, experts]` and lse `[.., n]`, float32. A token that sees no
         key has p = 0 and lse = -inf.
     """
-    return _op(u, e, causal, uk, ws, tau, mask, window, restrict, precision)
+    return _op(h, probs, causal, keys, weight, tau, mask, window, restrict, precision)
 
 
 class Operands(NamedTuple):

@@ -4,38 +4,42 @@ import functools
 
 import torch
 
+from .._support.keywords import renamed
 from ._check import ACTIVATIONS, MASK, SCORES, Checker
 from ._kernel import Kernel, Tensor, contiguous, f64, rows
 from ._library import define
 
-_check = Checker("soft_dispatch")
+# What the schema calls otherwise, as callers once did.
+_NAMES = {"x": "h", "m": "metric"}
+_check = Checker("soft_dispatch", _NAMES)
 
 
+@renamed(_NAMES)
 def soft_dispatch(
-    x: torch.Tensor,
+    h: torch.Tensor,
     phi: torch.Tensor,
     *,
     scale: float | torch.Tensor = 1.0,
     eps: float = 1e-6,
     mask: torch.Tensor | None = None,
-    m: torch.Tensor | None = None,
+    metric: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights of tokens in slots, and of slots for tokens.
 
     Args:
-        x: tokens `[.., n, d]`; every sequence has its own slots.
+        h: tokens `[.., n, d]`; every sequence has its own slots.
         phi: `[d, experts, slots]`.
         scale: factor of the logits, a number or a 0-d tensor (learned).
         eps: norms are at least this.
         mask: bool `[.., n]`, True = real token.
-        m: `[.., n, d]` float32, multiplies the normalised tokens (Soft-ACMoE);
+        metric: `[.., n, d]` float32, multiplies the normalised tokens (Soft-ACMoE);
             a constant.
 
     Returns:
         dispatch `[.., n, experts, slots]`, a softmax over n, and combine, a
         softmax over (experts, slots), both float32; 0 for masked tokens.
     """
-    return _op(x, phi, scale, eps, mask, m)
+    return _op(h, phi, scale, eps, mask, metric)
 
 
 def _arguments(x, phi, scale, eps, mask, m):

@@ -4,15 +4,19 @@ import functools
 
 import torch
 
+from .._support.keywords import renamed
 from ._check import ACTIVATIONS, MASK, SCORES, Checker
 from ._kernel import Kernel, Tensor, boolean, f64, rows
 from ._library import define
 
-_check = Checker("threshold_renorm")
+# What the schema calls otherwise, as callers once did.
+_NAMES = {"p": "probs"}
+_check = Checker("threshold_renorm", _NAMES)
 
 
+@renamed(_NAMES)
 def threshold_renorm(
-    p: torch.Tensor,
+    probs: torch.Tensor,
     theta: float | torch.Tensor,
     *,
     renorm: bool = True,
@@ -21,7 +25,7 @@ def threshold_renorm(
     """Selects every expert with p > theta, or the best one where there is none.
 
     Args:
-        p: probabilities `[.., experts]`; 16-bit ones are widened to float32.
+        probs: probabilities `[.., experts]`; 16-bit ones are widened to float32.
         theta: the threshold, a number or a 0-d tensor (learned). Its gradient
             is straight-through: `theta` moves a mask that multiplies the
             gates, so `dtheta = -sum over the selected of gate * dgate`.
@@ -32,7 +36,7 @@ def threshold_renorm(
         gates `[.., experts]` float32, 0 where not selected, and count `[..]`
         int64, the number of selected experts.
     """
-    return _op(p, theta, renorm, mask)
+    return _op(probs, theta, renorm, mask)
 
 
 def _arguments(p, theta, renorm, mask):

@@ -4,24 +4,28 @@ import functools
 
 import torch
 
+from .._support.keywords import renamed
 from ._check import ACTIVATIONS, MASK, Checker
 from ._kernel import Kernel, Tensor, rows
 from ._library import define
 
-_check = Checker("z_loss")
+# What the schema calls otherwise, as callers once did.
+_NAMES = {"z": "logits"}
+_check = Checker("z_loss", _NAMES)
 
 
-def z_loss(z: torch.Tensor, *, mask: torch.Tensor | None = None) -> torch.Tensor:
+@renamed(_NAMES)
+def z_loss(logits: torch.Tensor, *, mask: torch.Tensor | None = None) -> torch.Tensor:
     """Mean over the tokens of the squared log-sum-exp of their logits.
 
     Args:
-        z: logits `[.., experts]`, float32, bfloat16 or float16.
+        logits: `[.., experts]`, float32, bfloat16 or float16.
         mask: bool `[..]`, True = real token.
 
     Returns:
         a 0-d float32 tensor; a token whose logits are all -inf counts with 0.
     """
-    loss, _ = _op(z, mask)
+    loss, _ = _op(logits, mask)
     return loss
 
 

@@ -2,13 +2,15 @@
 
 import torch
 
+from .._support.keywords import renamed
 from ..formulas import softmax, wide
 from ._common import normalise, without_padding
 from .selection import rank_experts
 
 
+@renamed({"idx": "indices"})
 def dispatch(
-    idx: torch.Tensor,
+    indices: torch.Tensor,
     num_experts: int,
     *,
     capacity: int | None = None,
@@ -24,8 +26,8 @@ def dispatch(
     `capacity_of` at a `capacity_factor`. A slot of -1 is dropped,
     masked, or of an index out of range. docs/Spec.md 3.10.
     """
-    shape, k = idx.shape, idx.shape[-1]
-    idx = idx.reshape(-1, k).to(torch.int64)
+    shape, k = indices.shape, indices.shape[-1]
+    idx = indices.reshape(-1, k).to(torch.int64)
     if capacity_factor is not None:
         capacity = capacity_of(idx.shape[0], num_experts, k, capacity_factor)
     valid = (idx >= 0) & (idx < num_experts)
@@ -65,20 +67,21 @@ def combine(expert_out: torch.Tensor, gates: torch.Tensor, slots: torch.Tensor) 
     return (rows * torch.where(placed, gates, 0.0)[..., None]).sum(dim=-2)
 
 
+@renamed({"x": "h", "m": "metric"})
 def soft_dispatch(
-    x: torch.Tensor,
+    h: torch.Tensor,
     phi: torch.Tensor,
     *,
     scale: float | torch.Tensor = 1.0,
     eps: float = 1e-6,
     mask: torch.Tensor | None = None,
-    m: torch.Tensor | None = None,
+    metric: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(dispatch, combine), each [.., N, E, p]: SoftMoE's two softmaxes; docs/Spec.md 3.8.
 
-    `m` [.., N, D] is the metric of each token (Soft-ACMoE), a constant.
+    `metric` [.., N, D] is that of each token (Soft-ACMoE), a constant.
     """
-    x, phi, m = wide(x, phi, None if m is None else m.detach())
+    x, phi, m = wide(h, phi, None if metric is None else metric.detach())
     token = normalise(without_padding(x, mask), eps)
     if m is not None:
         token = token * without_padding(m, mask)

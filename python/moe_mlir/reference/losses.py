@@ -4,13 +4,15 @@ from typing import Literal
 
 import torch
 
+from .._support.keywords import renamed
 from ..formulas import ratio, wide
 from ._common import log_sum_exp
 
 
+@renamed({"p": "probs", "idx": "indices"})
 def balance_loss(
-    p: torch.Tensor,
-    idx: torch.Tensor,
+    probs: torch.Tensor,
+    indices: torch.Tensor,
     *,
     mask: torch.Tensor | None = None,
     divide_by: Literal["tokens", "assignments"] = "tokens",
@@ -24,9 +26,9 @@ def balance_loss(
             "balance_loss: expected 'divide_by' to be 'tokens' or 'assignments', "
             f"found {divide_by!r}"
         )
-    (p,) = wide(p)
-    experts, k = p.shape[-1], idx.shape[-1]
-    p, idx = p.reshape(-1, experts), idx.reshape(-1, k)
+    (p,) = wide(probs)
+    experts, k = p.shape[-1], indices.shape[-1]
+    p, idx = p.reshape(-1, experts), indices.reshape(-1, k)
     if mask is not None:
         p, idx = p[mask.reshape(-1)], idx[mask.reshape(-1)]
     load = torch.bincount(idx[idx >= 0].to(torch.int64), minlength=experts).to(p.dtype)
@@ -34,9 +36,10 @@ def balance_loss(
     return experts * (ratio(load, load.sum()) * ratio(p.sum(dim=0), divisor)).sum()
 
 
-def z_loss(z: torch.Tensor, *, mask: torch.Tensor | None = None) -> torch.Tensor:
+@renamed({"z": "logits"})
+def z_loss(logits: torch.Tensor, *, mask: torch.Tensor | None = None) -> torch.Tensor:
     """Mean over the tokens of LSE(z)^2; a token without support counts with 0 (E6)."""
-    (z,) = wide(z)
+    (z,) = wide(logits)
     z = z.reshape(-1, z.shape[-1])
     if mask is not None:
         z = z[mask.reshape(-1)]

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from .._support.keywords import renamed
 from ..formulas import entropy, softmax, wide
 from ._common import log_sum_exp, without_padding
 
@@ -45,13 +46,14 @@ def visible_keys(
     return visible
 
 
+@renamed({"u": "h", "e": "probs", "uk": "keys", "ws": "weight"})
 def similarity_inform(
-    u: torch.Tensor,
-    e: torch.Tensor,
+    h: torch.Tensor,
+    probs: torch.Tensor,
     *,
     causal: bool,
-    uk: torch.Tensor | None = None,
-    ws: torch.Tensor | None = None,
+    keys: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
     tau: float | torch.Tensor = 1.0,
     mask: torch.Tensor | None = None,
     window: int | None = None,
@@ -60,15 +62,15 @@ def similarity_inform(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(p, lse): expert probabilities mixed over similar tokens; docs/Spec.md 3.3."""
     del precision  # the meaning has no roundings
-    u, e, uk, ws = wide(u, e, uk, ws)
+    u, e, uk, ws = wide(h, probs, keys, weight)
     query_mask = mask if uk is None else None
-    keys = without_padding(u if uk is None else uk, mask)
+    mixed = without_padding(u if uk is None else uk, mask)
     u = without_padding(u, query_mask)
     e = without_padding(e, mask)
-    logits = (u if ws is None else u @ ws) @ keys.transpose(-1, -2) / tau
+    logits = (u if ws is None else u @ ws) @ mixed.transpose(-1, -2) / tau
     visible = visible_keys(
         u.shape[-2],
-        keys.shape[-2],
+        mixed.shape[-2],
         causal=causal,
         window=window,
         key_mask=mask,
@@ -207,14 +209,15 @@ def lowest_entropy_head(mean: torch.Tensor) -> torch.Tensor:
     return torch.where(best, heads, mean.shape[-1] - 1).amin(dim=-1)
 
 
+@renamed({"u": "attn_output", "e": "probs", "vp": "projected_v"})
 def attention_posterior(
     q: torch.Tensor,
     k: torch.Tensor,
-    u: torch.Tensor,
-    e: torch.Tensor,
+    attn_output: torch.Tensor,
+    probs: torch.Tensor,
     *,
     causal: bool,
-    vp: torch.Tensor | None = None,
+    projected_v: torch.Tensor | None = None,
     v: torch.Tensor | None = None,
     wo: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
@@ -239,7 +242,9 @@ def attention_posterior(
     the kernels use; the rows' sums are found anew.
     """
     del precision, row_lse, row_entropy
-    q, k, u, e, vp, v, wo, bias, head_prior = wide(q, k, u, e, vp, v, wo, bias, head_prior)
+    q, k, u, e, vp, v, wo, bias, head_prior = wide(
+        q, k, attn_output, probs, projected_v, v, wo, bias, head_prior
+    )
     prior, query_mask = _prior_logits(
         q,
         k,

@@ -2,6 +2,7 @@
 
 import torch
 
+from .._support.keywords import renamed
 from ..formulas import mix_metric, wide
 from ._common import normalise
 
@@ -44,19 +45,20 @@ def cosine_logits(
     return token @ emb.T / tau
 
 
+@renamed({"e": "embedding"})
 def hyper_router(
-    e: torch.Tensor,
+    embedding: torch.Tensor,
     w1: torch.Tensor,
     b1: torch.Tensor,
     w2: torch.Tensor,
     b2: torch.Tensor,
     num_experts: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(weight [E,D], bias [E]) that a frozen network makes of `e`; docs/Spec.md 3.2.
+    """(weight [E,D], bias [E]) that a frozen network makes of e, an embedding; docs/Spec.md 3.2.
 
     W2 relu(W1 e + b1) + b2 read as [E, D+1] rows, the bias last.
     """
-    e, w1, b1, w2, b2 = wide(e, w1, b1, w2, b2)
+    e, w1, b1, w2, b2 = wide(embedding, w1, b1, w2, b2)
     w1, b1, w2, b2 = (t.detach() for t in (w1, b1, w2, b2))
     if w2.shape[0] % num_experts != 0:
         raise ValueError(
@@ -67,10 +69,11 @@ def hyper_router(
     return rows[:, :-1], rows[:, -1]
 
 
+@renamed({"m": "metric", "prev_idx": "prev_indices"})
 def ac_logits(
     h: torch.Tensor,
-    m: torch.Tensor,
-    prev_idx: torch.Tensor,
+    metric: torch.Tensor,
+    prev_indices: torch.Tensor,
     emb: torch.Tensor,
     *,
     prev_gates: torch.Tensor | None = None,
@@ -78,10 +81,10 @@ def ac_logits(
 ) -> torch.Tensor:
     """z = h^T M_{k*} e_k with the previous layer's experts k*; docs/Spec.md 3.6."""
     h, emb, bias = wide(h, emb, bias)
-    if prev_gates is None and prev_idx.shape[-1] > 1:
+    if prev_gates is None and prev_indices.shape[-1] > 1:
         raise ValueError(
             "ac_logits: expected 'prev_gates' with more than one previous expert a token "
-            f"({prev_idx.shape[-1]}), found None"
+            f"({prev_indices.shape[-1]}), found None"
         )
-    z = (h * mix_metric(m, prev_idx, prev_gates).to(h.dtype)) @ emb.T
+    z = (h * mix_metric(metric, prev_indices, prev_gates).to(h.dtype)) @ emb.T
     return z if bias is None else z + bias

@@ -5,6 +5,7 @@ from typing import Literal
 
 import torch
 
+from .._support.keywords import renamed
 from ..formulas import map_scores, ratio, softmax, wide
 
 
@@ -182,8 +183,9 @@ def _gates_of(
     return ratio(value, value.sum(dim=-1, keepdim=True) + eps) if renorm else value
 
 
+@renamed({"p": "probs"})
 def threshold_renorm(
-    p: torch.Tensor,
+    probs: torch.Tensor,
     theta: float | torch.Tensor,
     *,
     renorm: bool = True,
@@ -195,7 +197,7 @@ def threshold_renorm(
     that is a tensor learns straight through: its mask multiplies the gates, so
     dtheta = - sum over the selected of gate dgate.
     """
-    (p,) = wide(p)
+    (p,) = wide(probs)
     above = p.detach() > theta
     best = torch.zeros_like(above).scatter(-1, rank_experts(p.detach())[..., :1], True)
     chosen = torch.where(above.any(dim=-1, keepdim=True), above, best)

@@ -4,6 +4,7 @@ from typing import Literal
 
 import torch
 
+from .._support.keywords import renamed
 from ..formulas import blend_counts, co_selections, wide
 
 
@@ -38,9 +39,10 @@ def mad_dispersion(
     return empty.index_add(0, assign, spread) / size, mean, count
 
 
+@renamed({"s": "dispersion", "count": "counts"})
 def dispersion_weights(
-    s: torch.Tensor,
-    count: torch.Tensor,
+    dispersion: torch.Tensor,
+    counts: torch.Tensor,
     *,
     eps: float = 1e-4,
     clamp: float | None = None,
@@ -50,12 +52,12 @@ def dispersion_weights(
     include_empty: bool = False,
 ) -> torch.Tensor:
     """M [E,D], the scaled inverse of the dispersion; docs/Spec.md 3.6."""
-    (s,) = wide(s.detach())
+    (s,) = wide(dispersion.detach())
     if not eps > 0:
         raise ValueError(f"dispersion_weights: expected 'eps' to be positive, found {eps}")
     if clamp is not None and not clamp > 0:
         raise ValueError(f"dispersion_weights: expected 'clamp' to be positive, found {clamp}")
-    live = (torch.ones_like(count) if include_empty else count > 0).to(s.dtype)[:, None]
+    live = (torch.ones_like(counts) if include_empty else counts > 0).to(s.dtype)[:, None]
     clusters = live.sum().clamp(min=1)
     if scale == "dispersion":
         weight = (s + eps).mean(dim=-1, keepdim=True) / (s + eps)
@@ -79,15 +81,16 @@ def dispersion_weights(
     return torch.where(live > 0, weight, torch.ones_like(weight))
 
 
+@renamed({"p": "probs", "a": "adjacency"})
 def adjacency_gate(
-    p: torch.Tensor,
-    a: torch.Tensor,
+    probs: torch.Tensor,
+    adjacency: torch.Tensor,
     *,
     threshold: float = 0.0,
     cold_start: Literal["literal", "base"] = "literal",
 ) -> torch.Tensor:
     """g = A p with entries below the threshold dropped; docs/Spec.md 3.7."""
-    p, a = wide(p, a.detach())
+    p, a = wide(probs, adjacency.detach())
     kept = torch.where(a >= threshold, a, torch.zeros_like(a))
     if cold_start == "base":
         untrained = (a == 0).all()
@@ -95,9 +98,10 @@ def adjacency_gate(
     return p @ kept.T
 
 
+@renamed({"a": "adjacency", "idx": "indices"})
 def adjacency_update(
-    a: torch.Tensor,
-    idx: torch.Tensor,
+    adjacency: torch.Tensor,
+    indices: torch.Tensor,
     *,
     beta: float = 0.9,
     norm: Literal["row", "col", "eq7"] = "row",
@@ -105,5 +109,5 @@ def adjacency_update(
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """A' = beta A + (1 - beta) norm(C) with the co-selection counts C; docs/Spec.md 3.7."""
-    counts = co_selections(idx, a.shape[0], mask=mask)
-    return blend_counts(a, counts, beta=beta, norm=norm, diagonal=diagonal)
+    counts = co_selections(indices, adjacency.shape[0], mask=mask)
+    return blend_counts(adjacency, counts, beta=beta, norm=norm, diagonal=diagonal)

@@ -68,11 +68,11 @@ def both(monkeypatch):
 def test_similarity_inform(both, options):
     options = dict(options)
     n = 7 if options.pop("uk", False) else 23
-    operands = dict(u=leaf(2, n, 6), e=experts(2, 23, 4, seed=1))
+    operands = dict(h=leaf(2, n, 6), probs=experts(2, 23, 4, seed=1))
     if n != 23:
-        operands["uk"] = leaf(2, 23, 6, seed=2)
+        operands["keys"] = leaf(2, 23, 6, seed=2)
     if options.pop("ws", False):
-        operands["ws"] = leaf(6, 6, seed=4)
+        operands["weight"] = leaf(6, 6, seed=4)
     if "tau" in options:
         options["tau"] = options["tau"].clone().requires_grad_()
     p, lse = moe_mlir.similarity_inform(**operands, **options)
@@ -83,7 +83,7 @@ def test_similarity_inform(both, options):
 @pytest.mark.parametrize("mode,means", [("min_entropy", False), ("all", False), (1, True)])
 def test_attention_posterior(both, mode, means):
     values = (
-        dict(vp=leaf(2, 3, 23, 8, seed=4))
+        dict(projected_v=leaf(2, 3, 23, 8, seed=4))
         if means
         else dict(v=leaf(2, 3, 23, 5, seed=4), wo=leaf(3, 8, 5, seed=5))
     )

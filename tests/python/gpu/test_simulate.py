@@ -47,7 +47,7 @@ def test_similarity_inform_with_masks_windows_and_temperature():
 def test_similarity_inform_with_cached_keys_and_leading_dims():
     u, _ = tokens(6, 9, 12, 4)
     uk, e = tokens(6, 30, 12, 4, seed=1)
-    check_similarity(u.view(2, 3, 9, 12), e.view(2, 3, 30, 4), uk=uk.view(2, 3, 30, 12),
+    check_similarity(u.view(2, 3, 9, 12), e.view(2, 3, 30, 4), keys=uk.view(2, 3, 30, 12),
                      causal=True)
 
 
@@ -55,7 +55,7 @@ def test_similarity_inform_with_cached_keys_and_leading_dims():
 def test_similarity_inform_with_a_matrix_and_a_learned_temperature(dtype):
     u, e = tokens(2, 40, 16, 4, dtype)
     ws = 0.3 * torch.randn(16, 16, generator=torch.Generator().manual_seed(5))
-    check_similarity(u, e, causal=True, ws=ws.to(dtype), tau=torch.tensor(1.7))
+    check_similarity(u, e, causal=True, weight=ws.to(dtype), tau=torch.tensor(1.7))
 
 
 def test_similarity_inform_restricted_by_entropy():
@@ -73,8 +73,8 @@ def posterior_operands(dtype=torch.float32, n=40, nk=40):
     return dict(
         q=normal(batch, heads, n, width),
         k=normal(batch, heads, nk, width),
-        u=normal(batch, n, d, scale=0.3),
-        e=normal(batch, nk, experts).softmax(-1),
+        attn_output=normal(batch, n, d, scale=0.3),
+        probs=normal(batch, nk, experts).softmax(-1),
         v=normal(batch, heads, nk, width, scale=0.3),
         wo=normal(heads, d, width, scale=0.3),
     )
@@ -98,7 +98,7 @@ def test_attention_posterior_with_masks_biases_and_given_means():
     operands = posterior_operands(n=20, nk=50)
     g = torch.Generator().manual_seed(1)
     v, wo = operands.pop("v"), operands.pop("wo")
-    operands["vp"] = torch.einsum("bhjc,hdc->bhjd", v, wo)
+    operands["projected_v"] = torch.einsum("bhjc,hdc->bhjd", v, wo)
     operands["bias"] = torch.randn(1, 3, 20, 50, generator=g)
     mask = torch.rand(2, 50, generator=g) > 0.2
     options = dict(causal=True, head_mode="all", window=30, exclude_self=True)

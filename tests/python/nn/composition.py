@@ -178,10 +178,10 @@ def posterior(w, h, inner, x, causal):
 
 def posterior_up_to(n, w, inner, x, causal):
     """What the first n tokens have, as if there were no more."""
-    tokens = {name: x[name].double()[..., :n, :] for name in ("q", "k", "u", "v")}
+    tokens = {name: x[name].double()[..., :n, :] for name in ("q", "k", "attn_output", "v")}
     mask = None if x["mask"] is None else x["mask"][:, :n]
     p, _, lse, _ = reference.attention_posterior(
-        **tokens, wo=x["wo"].double(), e=inner.p[:, :n], causal=causal, mask=mask,
+        **tokens, wo=x["wo"].double(), probs=inner.p[:, :n], causal=causal, mask=mask,
         sigma=w["sigma"], return_lse=True)
     blind = (lse == -math.inf).all(dim=1)
     return torch.where(blind[..., None], inner.p[:, :n], p)

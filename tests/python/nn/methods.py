@@ -16,7 +16,7 @@ def attention(n=9):
     return dict(
         q=normal(2, 3, n, 4, seed=1),
         k=normal(2, 3, n, 4, seed=2),
-        u=normal(2, n, D, seed=3),
+        attn_output=normal(2, n, D, seed=3),
         v=normal(2, 3, n, 4, seed=4),
         wo=0.3 * normal(3, D, 4, seed=5),
     )

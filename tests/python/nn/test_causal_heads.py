@@ -18,7 +18,7 @@ def tokens(n=N, dtype=torch.float32, seed=1):
     g = random(seed)
     q, k, v = (torch.randn(B, H, n, W, generator=g).to(dtype) for _ in range(3))
     u, h = (torch.randn(B, n, D, generator=g).to(dtype) for _ in range(2))
-    return h, dict(q=q, k=k, v=v, u=u, wo=torch.randn(H, D, W, generator=g).to(dtype))
+    return h, dict(q=q, k=k, v=v, attn_output=u, wo=torch.randn(H, D, W, generator=g).to(dtype))
 
 
 def router(**options):
@@ -43,7 +43,7 @@ def test_later_tokens_never_change_the_routing_of_earlier_ones():
 
 
 def piece(h, x, start, stop):
-    late = {n: x[n][..., start:stop, :] for n in ("q", "u")}
+    late = {n: x[n][..., start:stop, :] for n in ("q", "attn_output")}
     seen = {n: x[n][..., :stop, :] for n in ("k", "v")}
     return h[:, start:stop], {**x, **late, **seen}
 
@@ -122,7 +122,7 @@ def test_a_compiled_layer_decodes_as_eager():
             self.router = router()
 
         def forward(self, h, q, k, v, u, wo, probs, entropy):
-            found = self.router(h, q=q, k=k, v=v, u=u, wo=wo, cached_probs=probs,
+            found = self.router(h, q=q, k=k, v=v, attn_output=u, wo=wo, cached_probs=probs,
                                 cached_entropy=entropy)
             return found.gates, found.indices, *found.state.values()
 
@@ -130,7 +130,7 @@ def test_a_compiled_layer_decodes_as_eager():
     prompt, first = piece(h, x, 0, 20)
     state = step.router(prompt, **first).state
     late, given = piece(h, x, 20, 24)
-    arguments = (late, *(given[n] for n in ("q", "k", "v", "u", "wo")), *state.values())
+    arguments = (late, *(given[n] for n in ("q", "k", "v", "attn_output", "wo")), *state.values())
     found = moe_mlir.compile(step, arguments)(*arguments)
     for compiled, eager in zip(found, step(*arguments), strict=True):
         torch.testing.assert_close(compiled, eager)
@@ -150,7 +150,7 @@ def test_what_does_not_fit_is_refused():
         nn.AttentionSMoE(D, E, 2, causal=False, head_scope="prefix")
     h, x = tokens(4)
     with pytest.raises(ValueError, match="together, as a call's state has them, found 'cached_pr"):
-        router()(h[:, 3:], **{**x, "q": x["q"][:, :, 3:], "u": x["u"][:, 3:]},
+        router()(h[:, 3:], **{**x, "q": x["q"][:, :, 3:], "attn_output": x["attn_output"][:, 3:]},
                  cached_probs=torch.rand(B, 3, E))
     with pytest.raises(ValueError, match="head_mode='all' and head_scope='prefix', found one"):
         router(head_mode="all")(h, **x, cached_entropy=torch.zeros(B, H))

@@ -372,7 +372,7 @@ def test_what_is_no_base_or_no_input_is_refused():
 def test_keys_before_the_tokens_reach_an_attention_under_another_method():
     """Decoding: 4 of 9 keys are the tokens' own; the mask is of all keys."""
     x = operands((nn.AttentionSMoE,))
-    late = {n: x[n][..., 5:, :] for n in ("q", "u")}
+    late = {n: x[n][..., 5:, :] for n in ("q", "attn_output")}
     before = torch.rand(2, 5, E, generator=random(6)).softmax(-1)
     x = {**x, "cached_probs": before, "cached_entropy": torch.rand(2, 3).double(), **late}
     mask = MASK.clone()

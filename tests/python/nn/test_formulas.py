@@ -211,7 +211,7 @@ def test_attention_router_equals_lemma_1_and_the_full_posterior():
     x = {name: t.double() for name, t in attention().items()}
     prior = (x["q"] @ x["k"].mT / 2).softmax(-1)
     means = x["v"] @ x["wo"].mT
-    density = (-(x["u"][:, None, :, None] - means[:, :, None]).square().sum(-1) / 2 / 1.7**2).exp()
+    density = (-(x["attn_output"][:, None, :, None] - means[:, :, None]).square().sum(-1) / 2 / 1.7**2).exp()
     joint = prior * density
     for mode in ("all", 1):
         router = make(nn.AttentionSMoE, K, causal=False, sigma=1.7, head_mode=mode)

@@ -200,8 +200,8 @@ def posterior(n=21, nk=None, seed=0):
         q=q,
         k=k,
         v=v,
-        u=torch.randn(2, n, 10, generator=g),
-        e=torch.randn(2, nk, 5, generator=g).softmax(-1),
+        attn_output=torch.randn(2, n, 10, generator=g),
+        probs=torch.randn(2, nk, 5, generator=g).softmax(-1),
         wo=0.4 * torch.randn(3, 10, 8, generator=g),
     )
 

@@ -9,7 +9,7 @@ from op_judge import assert_close, largest, random, score_tolerance, strided, un
 import moe_mlir
 from moe_mlir import reference
 
-TENSORS = ("q", "k", "u", "e", "vp", "v", "wo", "bias", "head_prior")
+TENSORS = ("q", "k", "attn_output", "probs", "projected_v", "v", "wo", "bias", "head_prior")
 
 
 def operands(n=21, *, nk=None, batch=2, heads=3, width=6, d=10, experts=5, means=False,
@@ -23,21 +23,22 @@ def operands(n=21, *, nk=None, batch=2, heads=3, width=6, d=10, experts=5, means
     x = dict(
         q=normal(batch, heads, n, width),
         k=normal(batch, heads, nk, width),
-        u=normal(batch, n, d),
-        e=normal(batch, nk, experts).float().softmax(-1).to(dtype),
+        attn_output=normal(batch, n, d),
+        probs=normal(batch, nk, experts).float().softmax(-1).to(dtype),
     )
     if means:
-        x["vp"] = normal(batch, heads, nk, d)
+        x["projected_v"] = normal(batch, heads, nk, d)
     else:
         x["v"] = normal(batch, heads, nk, width)
         x["wo"] = (0.4 * normal(heads, d, width)).to(dtype)
     return x
 
 
-def largest_logit(q, k, u, *, vp=None, v=None, wo=None, sigma=1.0, scale=None, **_):
+def largest_logit(q, k, attn_output, *, projected_v=None, v=None, wo=None, sigma=1.0, scale=None, **_):
     """L of docs/Spec.md 1: prior, cross term and norm term, without the bias."""
     q, k, u, vp, v, wo = (
-        None if t is None else t.double().nan_to_num(0, 0, 0) for t in (q, k, u, vp, v, wo)
+        None if t is None else t.double().nan_to_num(0, 0, 0)
+        for t in (q, k, attn_output, projected_v, v, wo)
     )
     means = vp if vp is not None else v @ wo.mT
     square = float(sigma) ** 2
@@ -213,7 +214,7 @@ def test_attention_posterior_e11_garbage_of_masked_tokens_does_not_leak(mode):
     mask = torch.rand(2, 21, generator=random(3)) > 0.4
     for name in ("q", "k", "v"):
         x[name][(~mask)[:, None].expand(x[name].shape[:3])] = math.nan
-    for name in ("u", "e"):
+    for name in ("attn_output", "probs"):
         x[name][~mask] = math.nan
     p, *_ = check(**x, mask=mask, head_mode=mode)
     assert not p.isnan().any()
@@ -244,7 +245,7 @@ def test_attention_posterior_e12_no_tokens(mode, batch, n):
 def test_attention_posterior_e13_one_token_keeps_its_probabilities(mode):
     x = operands(1)
     p, *_ = check(**x, head_mode=mode)
-    assert_close(p, x["e"].double(), 1e-6)
+    assert_close(p, x["probs"].double(), 1e-6)
 
 
 def test_attention_posterior_e19_equal_heads_choose_the_lowest():

@@ -63,7 +63,7 @@ def test_no_tokens_give_zero():
 
 
 def test_different_token_counts_are_refused():
-    with pytest.raises(ValueError, match="expected 'idx_b' to have the shape"):
+    with pytest.raises(ValueError, match="expected 'indices_b' to have the shape"):
         metrics.fluctuation_rate(choose(3, 4, 2), choose(4, 4, 2))
     with pytest.raises(ValueError, match="expected 'top1_cur' to have as many tokens"):
         metrics.router_instability(choose(3, 4, 1), choose(4, 4, 1))

@@ -68,7 +68,7 @@ def attention(n=9, nk=9):
     return dict(
         q=normal(2, 3, n, 4, seed=1),
         k=normal(2, 3, nk, 4, seed=2),
-        u=normal(2, n, 12, seed=3),
+        attn_output=normal(2, n, 12, seed=3),
         v=normal(2, 3, nk, 4, seed=4),
         wo=0.3 * normal(3, 12, 4, seed=5),
     )
@@ -92,7 +92,7 @@ def test_attention_router_carries_probabilities_of_cached_keys():
     whole = a(H, **x)
     prefix = {name: t[..., :6, :] if name != "wo" else t for name, t in x.items()}
     state = a(H[:, :6], **prefix).state
-    rest = dict(x, q=x["q"][..., 6:, :], u=x["u"][:, 6:])
+    rest = dict(x, q=x["q"][..., 6:, :], attn_output=x["attn_output"][:, 6:])
     step = a(H[:, 6:], **rest, **state)
     assert_close(step.probs, whole.probs[:, 6:].double(), 1e-6)
 

@@ -87,20 +87,20 @@ def test_router_logits(error, message, args):
 
 U, E = Z(2, 5, 6), Z(2, 5, 4)
 SIMILARITY = [
-    (ValueError, "expected 'e' to have shape [.., keys, experts] = (2, 5, 4), found (2, 4, 4)",
+    (ValueError, "expected 'probs' to have shape [.., keys, experts] = (2, 5, 4), found (2, 4, 4)",
      (U, Z(2, 4, 4)), {}),
-    (ValueError, "expected 'e' to have dims [.., tokens, width], as many as 'u'", (U, Z(5, 4)), {}),
-    (TypeError, "expected 'uk' to have the dtype of 'u' (float32), found bfloat16",
-     (U, E), dict(uk=U.bfloat16())),
-    (ValueError, "expected 'uk' to have shape [.., keys, d of 'u'] (no 'ws' was given)",
-     (U, E), dict(uk=Z(2, 5, 7))),
-    (ValueError, "expected 'ws' to have shape", (U, E), dict(ws=Z(6, 7))),
+    (ValueError, "expected 'probs' to have dims [.., tokens, width], as many as 'h'", (U, Z(5, 4)), {}),
+    (TypeError, "expected 'keys' to have the dtype of 'h' (float32), found bfloat16",
+     (U, E), dict(keys=U.bfloat16())),
+    (ValueError, "expected 'keys' to have shape [.., keys, d of 'h'] (no 'weight' was given)",
+     (U, E), dict(keys=Z(2, 5, 7))),
+    (ValueError, "expected 'weight' to have shape", (U, E), dict(weight=Z(6, 7))),
     (ValueError, "expected 'mask' to have shape [.., keys] = (2, 5)", (U, E), dict(mask=Z(2, 6).bool())),
     (ValueError, "expected 'tau' to be positive and finite, found 0.0", (U, E), dict(tau=0)),
     (ValueError, "expected 'tau' to be a number or a 0-d floating tensor", (U, E), dict(tau=Z(1))),
     (ValueError, "expected 'window' to be at least 1, found 0", (U, E), dict(window=0)),
     (ValueError, "expected 'restrict' to be one of 'all', 'entropy'", (U, E), dict(restrict="none")),
-    (ValueError, "expected no 'uk' with restrict='entropy'", (U, E), dict(uk=U, restrict="entropy")),
+    (ValueError, "expected no 'keys' with restrict='entropy'", (U, E), dict(keys=U, restrict="entropy")),
     (ValueError, "expected 'precision' to be one of 'ieee', 'tf32'", (U, E), dict(precision="bf16")),
 ]  # fmt: skip
 
@@ -116,24 +116,24 @@ def test_causality_has_no_default():
 
 
 POSTERIOR = [
-    (ValueError, "expected either 'vp' or both 'v' and 'wo', found none", dict(vp=None)),
+    (ValueError, "expected either 'projected_v' or both 'v' and 'wo', found none", dict(projected_v=None)),
     (
         ValueError,
-        "expected either 'vp' or both 'v' and 'wo', found vp and v",
+        "expected either 'projected_v' or both 'v' and 'wo', found vp and v",
         dict(v=Z(2, 3, 5, 4)),
     ),
     (
         ValueError,
-        "expected either 'vp' or both 'v' and 'wo', found v",
-        dict(vp=None, v=Z(2, 3, 5, 4)),
+        "expected either 'projected_v' or both 'v' and 'wo', found v",
+        dict(projected_v=None, v=Z(2, 3, 5, 4)),
     ),
-    (ValueError, "expected 'vp' to have shape", dict(vp=Z(2, 3, 5, 7))),
-    (ValueError, "expected 'wo' to have shape", dict(vp=None, v=Z(2, 3, 5, 4), wo=Z(3, 4, 6))),
+    (ValueError, "expected 'projected_v' to have shape", dict(projected_v=Z(2, 3, 5, 7))),
+    (ValueError, "expected 'wo' to have shape", dict(projected_v=None, v=Z(2, 3, 5, 4), wo=Z(3, 4, 6))),
     (ValueError, "expected 'k' to have shape", dict(k=Z(2, 2, 5, 4))),
     (TypeError, "expected 'k' to have the dtype of 'q'", dict(k=Z(2, 3, 5, 4).half())),
     (ValueError, "expected 'q' to have 4 dims", dict(q=Z(3, 5, 4))),
-    (ValueError, "expected 'u' to have shape", dict(u=Z(2, 6, 6))),
-    (ValueError, "expected 'e' to have shape", dict(e=Z(2, 6, 4))),
+    (ValueError, "expected 'attn_output' to have shape", dict(attn_output=Z(2, 6, 6))),
+    (ValueError, "expected 'probs' to have shape", dict(probs=Z(2, 6, 4))),
     (
         ValueError,
         "expected 'bias' to have shape [batch or 1, heads or 1, n, nk]",
@@ -170,7 +170,7 @@ POSTERIOR = [
 
 @pytest.mark.parametrize("error,message,changed", POSTERIOR)
 def test_attention_posterior(error, message, changed):
-    x = dict(q=Z(2, 3, 5, 4), k=Z(2, 3, 5, 4), u=Z(2, 5, 6), e=Z(2, 5, 4), vp=Z(2, 3, 5, 6))
+    x = dict(q=Z(2, 3, 5, 4), k=Z(2, 3, 5, 4), attn_output=Z(2, 5, 6), probs=Z(2, 5, 4), projected_v=Z(2, 3, 5, 6))
     raises(error, message, moe_mlir.attention_posterior, causal=True, **{**x, **changed})
 
 
@@ -195,9 +195,9 @@ def test_mad_dispersion(error, message, args, kwargs):
 @pytest.mark.parametrize(
     "error,message,args,kwargs",
     [
-        (ValueError, "expected 'a' to have shape", (Z(4, 6), Z(6, 5)), {}),
-        (TypeError, "expected 'a' to have dtype float32", (Z(4, 6), Z(6, 6).half()), {}),
-        (TypeError, "expected 'p' to have dtype", (Z(4, 6).double(), Z(6, 6)), {}),
+        (ValueError, "expected 'adjacency' to have shape", (Z(4, 6), Z(6, 5)), {}),
+        (TypeError, "expected 'adjacency' to have dtype float32", (Z(4, 6), Z(6, 6).half()), {}),
+        (TypeError, "expected 'probs' to have dtype", (Z(4, 6).double(), Z(6, 6)), {}),
         (
             ValueError,
             "expected 'cold_start' to be one of",
@@ -213,8 +213,8 @@ def test_adjacency_gate(error, message, args, kwargs):
 @pytest.mark.parametrize(
     "error,message,kwargs",
     [
-        (ValueError, "expected 'a' to have shape", dict(a=Z(6, 5))),
-        (TypeError, "expected 'idx' to have dtype", dict(idx=Z(4, 2))),
+        (ValueError, "expected 'adjacency' to have shape", dict(adjacency=Z(6, 5))),
+        (TypeError, "expected 'indices' to have dtype", dict(indices=Z(4, 2))),
         (ValueError, "expected 'beta' in [0, 1], found 1.5", dict(beta=1.5)),
         (ValueError, "expected 'norm' to be one of", dict(norm="max")),
         (
@@ -230,7 +230,7 @@ def test_adjacency_update(error, message, kwargs):
         error,
         message,
         moe_mlir.adjacency_update,
-        **{**dict(a=Z(6, 6), idx=Z(4, 2).int()), **kwargs},
+        **{**dict(adjacency=Z(6, 6), indices=Z(4, 2).int()), **kwargs},
     )
 
 

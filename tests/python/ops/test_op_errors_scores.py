@@ -40,7 +40,7 @@ def test_cosine_logits(error, message, args, kwargs):
 @pytest.mark.parametrize(
     "error,message,changed",
     [
-        (ValueError, "expected 'w1' to have shape [hidden, c of 'e'] = (9, 6)", dict(w1=Z(9, 5))),
+        (ValueError, "expected 'w1' to have shape [hidden, c of 'embedding'] = (9, 6)", dict(w1=Z(9, 5))),
         (ValueError, "expected 'b1' to have shape", dict(b1=Z(8))),
         (ValueError, "expected 'w2' to have shape", dict(w2=Z(36, 8))),
         (ValueError, "expected 'b2' to have shape", dict(b2=Z(35))),
@@ -50,35 +50,35 @@ def test_cosine_logits(error, message, args, kwargs):
             dict(num_experts=5),
         ),
         (ValueError, "expected 'num_experts' to be at least 1", dict(num_experts=0)),
-        (TypeError, "expected 'e' to have dtype", dict(e=Z(6).double())),
+        (TypeError, "expected 'embedding' to have dtype", dict(embedding=Z(6).double())),
         (TypeError, "expected 'num_experts' to be an int, found float", dict(num_experts=4.0)),
     ],
 )
 def test_hyper_router(error, message, changed):
-    x = dict(e=Z(6), w1=Z(9, 6), b1=Z(9), w2=Z(36, 9), b2=Z(36), num_experts=4)
+    x = dict(embedding=Z(6), w1=Z(9, 6), b1=Z(9), w2=Z(36, 9), b2=Z(36), num_experts=4)
     raises(error, "hyper_router: " + message, moe_mlir.hyper_router, **{**x, **changed})
 
 
 @pytest.mark.parametrize(
     "error,message,changed",
     [
-        (ValueError, "expected 'm' to have shape [experts, d] of 'emb' = (3, 8)", dict(m=Z(2, 8))),
-        (TypeError, "expected 'm' to have dtype float32", dict(m=Z(3, 8).half())),
+        (ValueError, "expected 'metric' to have shape [experts, d] of 'emb' = (3, 8)", dict(metric=Z(2, 8))),
+        (TypeError, "expected 'metric' to have dtype float32", dict(metric=Z(3, 8).half())),
         (ValueError, "expected 'emb' to have shape", dict(emb=Z(3, 7))),
-        (TypeError, "expected 'prev_idx' to have dtype int32 or int64", dict(prev_idx=Z(4, 1))),
-        (ValueError, "expected 'prev_idx' to have shape", dict(prev_idx=IDX[:3])),
-        (ValueError, "at least one place a token, found 0", dict(prev_idx=IDX[:, :0])),
+        (TypeError, "expected 'prev_indices' to have dtype int32 or int64", dict(prev_indices=Z(4, 1))),
+        (ValueError, "expected 'prev_indices' to have shape", dict(prev_indices=IDX[:3])),
+        (ValueError, "at least one place a token, found 0", dict(prev_indices=IDX[:, :0])),
         (
             ValueError,
             "expected 'prev_gates' with more than one previous expert a token (2), found None",
-            dict(prev_idx=IDX.repeat(1, 2)),
+            dict(prev_indices=IDX.repeat(1, 2)),
         ),
         (ValueError, "expected 'prev_gates' to have shape", dict(prev_gates=Z(4, 2))),
         (ValueError, "expected 'bias' to have shape", dict(bias=Z(4))),
     ],
 )
 def test_ac_logits(error, message, changed):
-    x = dict(h=Z(4, 8), m=Z(3, 8), prev_idx=IDX, emb=Z(3, 8))
+    x = dict(h=Z(4, 8), metric=Z(3, 8), prev_indices=IDX, emb=Z(3, 8))
     raises(error, "ac_logits: ", moe_mlir.ac_logits, **{**x, **changed})
     raises(error, message, moe_mlir.ac_logits, **{**x, **changed})
 
@@ -89,13 +89,13 @@ def test_ac_logits(error, message, changed):
         (ValueError, "expected 'eps' to be positive and finite, found 0.0", dict(eps=0.0)),
         (ValueError, "expected 'clamp' to be positive and finite, found -1.0", dict(clamp=-1)),
         (ValueError, "expected 'scale' to be one of 'cluster', 'feature'", dict(scale="mean")),
-        (ValueError, "expected 'count' to have shape", dict(count=Z(4).int())),
-        (TypeError, "expected 'count' to have dtype", dict(count=Z(3))),
-        (TypeError, "expected 's' to have dtype float32", dict(s=Z(3, 8).half())),
+        (ValueError, "expected 'counts' to have shape", dict(counts=Z(4).int())),
+        (TypeError, "expected 'counts' to have dtype", dict(counts=Z(3))),
+        (TypeError, "expected 'dispersion' to have dtype float32", dict(dispersion=Z(3, 8).half())),
     ],
 )
 def test_dispersion_weights(error, message, changed):
-    x = dict(s=Z(3, 8), count=Z(3).int())
+    x = dict(dispersion=Z(3, 8), counts=Z(3).int())
     raises(error, message, moe_mlir.dispersion_weights, **{**x, **changed})
 
 

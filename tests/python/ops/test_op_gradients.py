@@ -17,7 +17,7 @@ import moe_mlir
 from moe_mlir import reference
 
 # Operands that are constants of their op even if they require a gradient.
-CONSTANT = {"a"}
+CONSTANT = {"adjacency"}
 
 
 def normal(*shape, seed=0):
@@ -92,10 +92,10 @@ def test_router_logits():
 def tokens(n, *, nk=None, width=12, key_width=12, experts=5):
     nk = n if nk is None else nk
     return dict(
-        u=normal(2, n, width),
-        e=normal(2, nk, experts, seed=1).softmax(-1),
-        uk=normal(2, nk, key_width, seed=2),
-        ws=0.3 * normal(width, key_width, seed=3),
+        h=normal(2, n, width),
+        probs=normal(2, nk, experts, seed=1).softmax(-1),
+        keys=normal(2, nk, key_width, seed=2),
+        weight=0.3 * normal(width, key_width, seed=3),
         mask=torch.rand(2, nk, generator=random(4)) > 0.3,
     )
 
@@ -105,7 +105,7 @@ def without(operands, *names):
 
 
 def test_similarity_inform_between_tokens():
-    x = without(tokens(150), "uk", "ws", "mask")
+    x = without(tokens(150), "keys", "weight", "mask")
     check("similarity_inform", causal=True, **x)
     check("similarity_inform", causal=False, restrict="entropy", **x)
 
@@ -113,7 +113,7 @@ def test_similarity_inform_between_tokens():
 def test_similarity_inform_with_everything():
     x = tokens(150, nk=170, key_width=7)
     check("similarity_inform", causal=True, window=40, tau=torch.tensor(1.3), **x)
-    square = without(tokens(40), "uk")
+    square = without(tokens(40), "keys")
     check("similarity_inform", causal=False, tau=torch.tensor(0.8), **square)
 
 
@@ -135,11 +135,11 @@ def heads(n, *, means):
     x = dict(
         q=normal(2, 3, n, 6),
         k=normal(2, 3, n, 6, seed=1),
-        u=normal(2, n, 10, seed=2),
-        e=normal(2, n, 5, seed=3).softmax(-1),
+        attn_output=normal(2, n, 10, seed=2),
+        probs=normal(2, n, 5, seed=3).softmax(-1),
     )
     if means:
-        x["vp"] = normal(2, 3, n, 10, seed=4)
+        x["projected_v"] = normal(2, 3, n, 10, seed=4)
     else:
         x["v"], x["wo"] = normal(2, 3, n, 6, seed=4), 0.4 * normal(3, 10, 6, seed=5)
     return x
@@ -190,8 +190,8 @@ def test_attention_posterior_head_prior():
 
 def test_adjacency_gate():
     p, a = normal(9, 7).softmax(-1), torch.rand(7, 7, generator=random(1))
-    check("adjacency_gate", p=p, a=a, threshold=0.3)
-    check("adjacency_gate", p=p, a=torch.zeros(7, 7), cold_start="base")
+    check("adjacency_gate", probs=p, adjacency=a, threshold=0.3)
+    check("adjacency_gate", probs=p, adjacency=torch.zeros(7, 7), cold_start="base")
 
 
 def test_statistics_have_no_gradient():
@@ -225,29 +225,29 @@ def test_gradients_come_back_in_the_operand_dtype(dtype):
 @pytest.mark.parametrize("n", (0, 1))
 def test_no_tokens_and_one_token(n):
     """E12, E13: no token has no gradient; a token that sees only itself mixes a constant."""
-    x = without(tokens(n), "uk", "mask")
+    x = without(tokens(n), "keys", "mask")
     leaves = {name: value.requires_grad_() for name, value in x.items()}
     p, _ = moe_mlir.similarity_inform(**leaves, causal=True)
     p.sum().backward()
-    assert leaves["u"].grad.shape == x["u"].shape
-    for name in ("u", "ws"):
+    assert leaves["h"].grad.shape == x["h"].shape
+    for name in ("h", "weight"):
         assert_close(leaves[name].grad, torch.zeros_like(x[name]).double(), 1e-6, name)
-    assert_close(leaves["e"].grad, torch.ones_like(x["e"]).double(), 1e-6, "e")
+    assert_close(leaves["probs"].grad, torch.ones_like(x["probs"]).double(), 1e-6, "probs")
     leaves = {name: value.requires_grad_() for name, value in heads(n, means=False).items()}
     p, _ = moe_mlir.attention_posterior(**leaves, causal=True, head_mode="all")
     p.sum().backward()
-    assert_close(leaves["e"].grad, torch.ones_like(leaves["e"]).double(), 1e-6, "e")
+    assert_close(leaves["probs"].grad, torch.ones_like(leaves["probs"]).double(), 1e-6, "probs")
     assert all(bool(x.grad.isfinite().all()) for x in leaves.values())
 
 
 def test_all_masked_tokens_have_no_gradient():
-    x = without(tokens(20), "uk")
+    x = without(tokens(20), "keys")
     x["mask"] = torch.zeros(2, 20, dtype=torch.bool)
-    for name in ("u", "e", "ws"):
+    for name in ("h", "probs", "weight"):
         x[name].requires_grad_()
     p, _ = moe_mlir.similarity_inform(**x, causal=True)
     p.sum().backward()
-    assert not any(x[name].grad.any() for name in ("u", "e", "ws"))
+    assert not any(x[name].grad.any() for name in ("h", "probs", "weight"))
 
 
 def with_garbage(x, mask, dim):
@@ -276,9 +276,9 @@ def test_garbage_in_padding_does_not_leak(mode):
 
     x = tokens(70)
     similarity = dict(
-        u=(x["u"], 1), e=(x["e"], 1), ws=(x["ws"], None), tau=(torch.tensor(1.2), None)
+        h=(x["h"], 1), probs=(x["probs"], 1), weight=(x["weight"], None), tau=(torch.tensor(1.2), None)
     )
-    dims = dict(q=2, k=2, u=1, e=1, v=2, wo=None, sigma=None)
+    dims = dict(q=2, k=2, attn_output=1, probs=1, v=2, wo=None, sigma=None)
     operands = heads(70, means=False) | dict(sigma=torch.tensor(1.1))
     posterior = {name: (value, dims[name]) for name, value in operands.items()}
     for op, operands in (
@@ -299,11 +299,11 @@ def test_queries_that_see_no_key():
 
 
 def test_cached_keys_and_a_window():
-    x = without(tokens(70, nk=133, width=13), "ws")
-    x["uk"] = normal(2, 133, 13, seed=2)
+    x = without(tokens(70, nk=133, width=13), "weight")
+    x["keys"] = normal(2, 133, 13, seed=2)
     check("similarity_inform", causal=True, window=31, **x)
     q = heads(133, means=True)
-    q["q"], q["u"] = q["q"][:, :, 63:].contiguous(), q["u"][:, 63:].contiguous()
+    q["q"], q["attn_output"] = q["q"][:, :, 63:].contiguous(), q["attn_output"][:, 63:].contiguous()
     check("attention_posterior", logit=40, causal=True, window=31, head_mode="all", **q)
 
 

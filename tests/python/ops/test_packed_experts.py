@@ -92,7 +92,7 @@ def test_meta_tensors_give_the_shape():
     (lambda v: v.update(transposed=True), "both weights in panels and none transposed"),
     (lambda v: v.update(activation=FORMS["gpt-oss"]), "of panels for gate 'interleaved'"),
     (lambda v: v.update(activation=torch.sigmoid), "an activation that kernels know"),
-    (lambda v: v.update(x=v["x"].bfloat16()), "expected 'w_in' to have the dtype of 'x'"),
+    (lambda v: v.update(x=v["x"].bfloat16()), "expected 'w_in' to have the dtype of 'h'"),
     (lambda v: v.update(x=v["x"][:, :-1]), "expected 'w_in' to have shape"),
 ])
 def test_panels_of_another_form_are_refused(change, message):

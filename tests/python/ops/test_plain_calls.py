@@ -150,12 +150,12 @@ def test_arguments_that_share_memory_are_a_form_of_their_own():
     u, other = normal(1, 6, 9), normal(1, 6, 9, seed=1)
     e = probabilities(1, 6, 3)
     options = dict(causal=False)
-    same = moe_mlir.similarity_inform(u, e, uk=u, **options)[0]
-    apart = moe_mlir.similarity_inform(u, e, uk=other, **options)[0]
-    wanted = moe_mlir.similarity_inform(u.clone().requires_grad_(), e, uk=other, **options)[0]
+    same = moe_mlir.similarity_inform(u, e, keys=u, **options)[0]
+    apart = moe_mlir.similarity_inform(u, e, keys=other, **options)[0]
+    wanted = moe_mlir.similarity_inform(u.clone().requires_grad_(), e, keys=other, **options)[0]
     assert torch.equal(apart, wanted) and not torch.equal(same, apart)
-    again = moe_mlir.similarity_inform(other, e, uk=other, **options)[0]
-    assert torch.equal(again, moe_mlir.similarity_inform(other, e, uk=other.clone(), **options)[0])
+    again = moe_mlir.similarity_inform(other, e, keys=other, **options)[0]
+    assert torch.equal(again, moe_mlir.similarity_inform(other, e, keys=other.clone(), **options)[0])
 
 
 def test_calls_that_do_more_than_a_kernel_stay_in_python():

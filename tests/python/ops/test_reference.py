@@ -46,7 +46,7 @@ def test_one_selected_expert_renormalised_gets_no_gradient():
 
 def test_similarity_is_attention_with_expert_probabilities_as_values():
     u, ws, e = normal(2, 9, 5), normal(5, 5, seed=1), normal(2, 9, 3, seed=2).softmax(-1)
-    p, _ = reference.similarity_inform(u, e, causal=True, ws=ws, tau=2.0)
+    p, _ = reference.similarity_inform(u, e, causal=True, weight=ws, tau=2.0)
     attention = torch.nn.functional.scaled_dot_product_attention(
         u @ ws, u, e, is_causal=True, scale=0.5
     )
@@ -78,8 +78,8 @@ def posterior_operands(n=7, heads=3, d=5, experts=4):
     return dict(
         q=normal(2, heads, n, 4),
         k=normal(2, heads, n, 4, seed=1),
-        u=normal(2, n, d, seed=2),
-        e=normal(2, n, experts, seed=3).softmax(-1),
+        attn_output=normal(2, n, d, seed=2),
+        probs=normal(2, n, experts, seed=3).softmax(-1),
         v=normal(2, heads, n, 4, seed=4),
         wo=normal(heads, d, 4, seed=5),
     )
@@ -89,7 +89,7 @@ def densities(x):
     """A'_h and H' by the products of probabilities of Lemma 1, without logarithms."""
     prior = (x["q"] @ x["k"].mT / 2).softmax(-1)
     means = x["v"] @ x["wo"].mT
-    squared = ((x["u"][:, None, :, None] - means[:, :, None]) ** 2).sum(-1)
+    squared = ((x["attn_output"][:, None, :, None] - means[:, :, None]) ** 2).sum(-1)
     joint = prior * (-squared / 2).exp()
     total = joint.sum(-1, keepdim=True)
     return prior, joint / total, (total / total.sum(1, keepdim=True))[..., 0]
@@ -99,7 +99,7 @@ def test_posterior_of_all_heads_is_lemma_1():
     x = posterior_operands()
     _, posterior, heads = densities(x)
     p, head = reference.attention_posterior(**x, causal=False, head_mode="all")
-    expected = (heads[..., None] * (posterior @ x["e"][:, None])).sum(1)
+    expected = (heads[..., None] * (posterior @ x["probs"][:, None])).sum(1)
     assert_close(p, expected, 1e-12)
     assert head.tolist() == [-1, -1]
 
@@ -110,7 +110,7 @@ def test_posterior_of_all_heads_needs_the_prior_normaliser():
     prior_logits = x["q"] @ x["k"].mT / 2
     wrong = (heads.log() + prior_logits.logsumexp(-1)).softmax(1)
     p, _ = reference.attention_posterior(**x, causal=False, head_mode="all")
-    without = (wrong[..., None] * (posterior @ x["e"][:, None])).sum(1)
+    without = (wrong[..., None] * (posterior @ x["probs"][:, None])).sum(1)
     assert float((p - without).abs().max()) > 1e-3
 
 
@@ -120,7 +120,7 @@ def test_posterior_chooses_the_head_of_least_prior_entropy():
     expected = reference.entropy(prior).mean(-1).argmin(-1)
     p, head = reference.attention_posterior(**x, causal=False)
     assert torch.equal(head, expected)
-    assert_close(p, torch.stack([posterior[b, h] @ x["e"][b] for b, h in enumerate(head)]), 1e-12)
+    assert_close(p, torch.stack([posterior[b, h] @ x["probs"][b] for b, h in enumerate(head)]), 1e-12)
     ent, _ = reference.attention_entropy(x["q"], x["k"], causal=False)
     assert_close(ent, reference.entropy(prior).mean(-1), 1e-12)
 

@@ -172,11 +172,11 @@ def test_errors_of_activations(options, message):
 
 def test_errors_name_the_mismatch():
     values = rounded(problem(4, 2), torch.float32)
-    with pytest.raises(ValueError, match="expected 'w_in' to take the 3 features of 'x'"):
+    with pytest.raises(ValueError, match="expected 'w_in' to take the 3 features of 'h'"):
         call([values[0][:, :3], *values[1:]], SWIGLU)
     with pytest.raises(ValueError, match="expected 'w_out' of 5 experts to take 4 features"):
         call(values, ExpertActivation("silu"))
-    with pytest.raises(TypeError, match="expected 'w_out' to have the dtype of 'x'"):
+    with pytest.raises(TypeError, match="expected 'w_out' to have the dtype of 'h'"):
         call([*values[:4], values[4].double(), *values[5:]], SWIGLU)
     with pytest.raises(ValueError, match="expected an even number of features with a 'gate'"):
         call([*values[:3], values[3][:, :3], values[4], None, None], SWIGLU)

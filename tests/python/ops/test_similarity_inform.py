@@ -32,11 +32,10 @@ def operands(batch, n, width, experts, *, nk=None, norm=8.0, dtype=torch.float32
     return u, e, uk
 
 
-def largest_logit(u, uk=None, ws=None, tau=1.0):
+def largest_logit(u, keys=None, weight=None, tau=1.0):
     """L of docs/Spec.md 1: over all pairs, visible or not, garbage aside."""
-    u, uk, ws = (None if t is None else t.double().nan_to_num(0, 0, 0) for t in (u, uk, ws))
-    keys = u if uk is None else uk
-    return largest((u if ws is None else u @ ws) @ keys.mT / float(tau))
+    u, uk, ws = (None if t is None else t.double().nan_to_num(0, 0, 0) for t in (u, keys, weight))
+    return largest((u if ws is None else u @ ws) @ (u if uk is None else uk).mT / float(tau))
 
 
 def widen(value):
@@ -48,7 +47,7 @@ def check(u, e, **options):
     p, lse = moe_mlir.similarity_inform(u, e, **options)
     wide = {name: widen(value) for name, value in options.items()}
     expected, expected_lse = reference.similarity_inform(u.double(), e.double(), **wide)
-    logit = largest_logit(u, options.get("uk"), options.get("ws"), options.get("tau", 1.0))
+    logit = largest_logit(u, options.get("keys"), options.get("weight"), options.get("tau", 1.0))
     tol = score_tolerance(logit)
     assert_close(p, expected, tol, "p")
     assert_close(lse, expected_lse, tol, "lse")
@@ -91,16 +90,16 @@ def test_mixed_dtypes_of_tokens_and_probabilities():
 @pytest.mark.parametrize("n,nk", [(1, 5), (7, 20), (20, 7), (5, 70)])
 def test_cached_keys_align_at_the_end(causal, n, nk):
     u, e, uk = operands(2, n, 13, 4, nk=nk)
-    check(u, e, uk=uk, causal=causal)
+    check(u, e, keys=uk, causal=causal)
 
 
 def test_similarity_matrix_square_and_rectangular():
     u, e, _ = operands(2, 19, 12, 4)
     ws = 0.3 * torch.randn(12, 12, generator=random(5))
-    check(u, e, ws=ws, causal=True)
+    check(u, e, weight=ws, causal=True)
     _, e, uk = operands(2, 19, 7, 4, nk=23)
     ws = 0.3 * torch.randn(12, 7, generator=random(6))
-    check(u, e, ws=ws, uk=uk, causal=True)
+    check(u, e, weight=ws, keys=uk, causal=True)
 
 
 def test_temperature_as_number_and_as_tensor():
@@ -169,7 +168,7 @@ def test_similarity_inform_e10_masked_tokens_are_no_keys_and_no_queries(causal):
 def test_similarity_inform_e10_mask_covers_only_the_keys_with_cached_keys():
     u, e, uk = operands(2, 8, 12, 4, nk=20)
     mask = torch.rand(2, 20, generator=random(3)) > 0.4
-    check(u, e, uk=uk, causal=True, mask=mask)
+    check(u, e, keys=uk, causal=True, mask=mask)
 
 
 def test_similarity_inform_e6_all_keys_masked():
@@ -179,7 +178,7 @@ def test_similarity_inform_e6_all_keys_masked():
     p, lse = check(u, e, causal=True, mask=mask)
     assert not p[1].any() and bool((lse[1] == -math.inf).all())
     u, e, uk = operands(1, 30, 12, 4, nk=10)
-    p, lse = check(u, e, uk=uk, causal=True, mask=torch.ones(1, 10, dtype=torch.bool))
+    p, lse = check(u, e, keys=uk, causal=True, mask=torch.ones(1, 10, dtype=torch.bool))
     assert not p[0, :20].any()  # these stand before the first key
 
 
@@ -202,7 +201,7 @@ def test_similarity_inform_e12_no_tokens(shape):
 
 def test_similarity_inform_e12_no_keys():
     u, e, uk = operands(2, 3, 12, 4, nk=0)
-    p, lse = moe_mlir.similarity_inform(u, e, uk=uk, causal=False)
+    p, lse = moe_mlir.similarity_inform(u, e, keys=uk, causal=False)
     assert not p.any() and bool((lse == -math.inf).all())
 
 

@@ -17,9 +17,9 @@ def operands(*batch, n=17, d=12, experts=5, slots=2, seed=0):
 
 def check(x, phi, scale=1.0, **options):
     results = moe_mlir.soft_dispatch(x, phi, scale=scale, **options)
-    wide = {k: v.double() if k == "m" and v is not None else v for k, v in options.items()}
+    wide = {k: v.double() if k == "metric" and v is not None else v for k, v in options.items()}
     expected = reference.soft_dispatch(x.double(), phi.double(), scale=float(scale), **wide)
-    m = options.get("m")
+    m = options.get("metric")
     level = abs(float(scale)) * (1.0 if m is None else float(m.nan_to_num().abs().max()))
     for actual, wanted in zip(results, expected, strict=True):
         assert actual.dtype == torch.float32
@@ -49,9 +49,9 @@ def test_e10_e11_masked_tokens_are_in_no_slot_and_do_not_leak():
     x, phi = operands(2)
     mask = torch.rand(2, 17, generator=random(1)) > 0.3
     m = torch.rand(2, 17, 12, generator=random(2))
-    clean = check(x, phi, mask=mask, m=m)
+    clean = check(x, phi, mask=mask, metric=m)
     x[~mask], m[~mask] = math.nan, math.inf
-    for actual, wanted in zip(check(x, phi, mask=mask, m=m), clean, strict=True):
+    for actual, wanted in zip(check(x, phi, mask=mask, metric=m), clean, strict=True):
         assert torch.equal(actual, wanted)
         assert not actual[~mask].any()
 
@@ -77,7 +77,7 @@ def test_dtypes_and_a_learned_scale(dtype):
 
 def test_soft_acmoe_metric():
     x, phi = operands(2)
-    check(x, phi, scale=5.0, m=3 * torch.rand(2, 17, 12, generator=random(1)))
+    check(x, phi, scale=5.0, metric=3 * torch.rand(2, 17, 12, generator=random(1)))
 
 
 def test_gradient():
@@ -87,14 +87,14 @@ def test_gradient():
     mask = torch.rand(2, 17, generator=random(2)) > 0.3
     scale = torch.tensor(2.5)
     cotangents = [torch.randn(2, 17, 5, 2, generator=random(s)) for s in (3, 4)]
-    for options in ({}, dict(mask=mask), dict(m=m), dict(mask=mask, m=m)):
+    for options in ({}, dict(mask=mask), dict(metric=m), dict(mask=mask, metric=m)):
         grads = []
         for function, dtype in (
             (moe_mlir.soft_dispatch, torch.float32),
             (reference.soft_dispatch, torch.float64),
         ):
             leaves = [v.detach().clone().to(dtype).requires_grad_() for v in (x, phi, scale)]
-            wide = {k: v.to(dtype) if k == "m" else v for k, v in options.items()}
+            wide = {k: v.to(dtype) if k == "metric" else v for k, v in options.items()}
             results = function(leaves[0], leaves[1], scale=leaves[2], eps=1e-2, **wide)
             sum((r * c.to(dtype)).sum() for r, c in zip(results, cotangents)).backward()
             grads.append([leaf.grad for leaf in leaves])

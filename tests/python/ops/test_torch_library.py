@@ -32,7 +32,7 @@ class Model(torch.nn.Module):
         plain = self.plain(h)
         clustered = self.clustered(h, prev_indices=plain.indices, prev_gates=plain.gates, prev_h=h)
         heads = h.unflatten(-1, (2, 6)).transpose(1, 2)
-        attentive = self.attentive(h, q=heads, k=heads, u=h, v=heads, wo=self.wo)
+        attentive = self.attentive(h, q=heads, k=heads, attn_output=h, v=heads, wo=self.wo)
         others = (clustered, attentive, self.similar(h), self.symphony(h))
         return plain.gates, *(routing.gates for routing in others)
 

@@ -86,7 +86,7 @@ def test_threshold_renorm(form, n, seed):
     experts, renorm = form
     g = generator(seed)
     p = score_rows(n, experts, g, ("normal", "equal", "ties")).softmax(-1)
-    leaves = dict(p=p, theta=torch.tensor(0.0625))
+    leaves = dict(probs=p, theta=torch.tensor(0.0625))
     check("threshold_renorm", leaves, renorm=renorm, mask=padding(n, g))
 
 
@@ -119,9 +119,9 @@ def test_hyper_router(sizes, seed):
     rows = experts * (d + 1)
     shapes = dict(w1=(hidden, width), b1=(hidden,), w2=(rows, hidden), b2=(rows,))
     frozen = {name: normal(*shape, g=g) for name, shape in shapes.items()}
-    leaves = dict(e=normal(width, g=g))
+    leaves = dict(embedding=normal(width, g=g))
     # A unit at the kink of relu has no derivative to compare.
-    if (frozen["w1"] @ leaves["e"] + frozen["b1"]).abs().min() > 1e-4:
+    if (frozen["w1"] @ leaves["embedding"] + frozen["b1"]).abs().min() > 1e-4:
         check("hyper_router", leaves, num_experts=experts, **frozen)
 
 
@@ -132,8 +132,8 @@ def test_ac_logits(sizes, n, seed):
     g = generator(seed)
     leaves = dict(h=features(n, d, g), emb=normal(experts, d, g=g))
     gates = uniform(n, r, g=g) if r > 1 else None
-    check("ac_logits", leaves, m=normal(experts, d, g=g).exp(), prev_gates=gates,
-          prev_idx=selections(n, experts, r, g))  # fmt: skip
+    check("ac_logits", leaves, metric=normal(experts, d, g=g).exp(), prev_gates=gates,
+          prev_indices=selections(n, experts, r, g))  # fmt: skip
 
 
 # (features, experts, causal, ws)
@@ -147,13 +147,13 @@ def test_similarity_inform(form, n, seed):
     g = generator(seed)
     u, e = features(n, d, g)[None], normal(1, n, experts, g=g).softmax(-1)
     mask = padding(n, g)[None]
-    dirty = dict(u=with_garbage(u, mask, g), e=with_garbage(e, mask, g))
+    dirty = dict(h=with_garbage(u, mask, g), probs=with_garbage(e, mask, g))
     tau = torch.tensor(choice((1.0, 12.0), g))
     ws = normal(d, d, g=g, scale=d**-0.5) if matrix else None
-    leaves = dict(**dirty, tau=tau, **({} if ws is None else dict(ws=ws)))
+    leaves = dict(**dirty, tau=tau, **({} if ws is None else dict(weight=ws)))
     size = largest((u if ws is None else u @ ws) @ u.mT) / float(tau)
     if score_tolerance(size) < 1e-3:
-        check("similarity_inform", leaves, size, dict(u=u, e=e), causal=causal, mask=mask)
+        check("similarity_inform", leaves, size, dict(h=u, probs=e), causal=causal, mask=mask)
 
 
 # (heads, head width, features, experts, causal, mode)
@@ -167,15 +167,15 @@ def test_attention_posterior(form, n, seed):
     g = generator(seed)
     mask = padding(n, g)[None]
     leaves = {name: normal(1, heads, n, dh, g=g) for name in ("q", "k", "v")}
-    leaves["u"], leaves["wo"] = normal(1, n, d, g=g), normal(heads, d, dh, g=g, scale=0.5)
-    leaves["e"] = normal(1, n, experts, g=g).softmax(-1)
+    leaves["attn_output"], leaves["wo"] = normal(1, n, d, g=g), normal(heads, d, dh, g=g, scale=0.5)
+    leaves["probs"] = normal(1, n, experts, g=g).softmax(-1)
     leaves["sigma"] = torch.tensor(choice((1.0, 0.7), g))
     dirty = dict(leaves)
     for name in ("q", "k", "v"):
         dirty[name] = with_garbage(leaves[name], mask[:, None].expand(1, heads, n), g)
-    for name in ("u", "e"):
+    for name in ("attn_output", "probs"):
         dirty[name] = with_garbage(leaves[name], mask, g)
-    clean = {name: leaves[name] for name in ("q", "k", "v", "u", "e")}
+    clean = {name: leaves[name] for name in ("q", "k", "v", "attn_output", "probs")}
     check("attention_posterior", dirty, 60.0, clean, causal=causal, mask=mask, head_mode=mode)
 
 
@@ -186,7 +186,7 @@ def test_adjacency_gate(form, n, seed):
     g = generator(seed)
     p = score_rows(n, experts, g, ("normal",)).softmax(-1)
     a = uniform(experts, experts, g=g) * choice((1.0, 0.0), g)
-    check("adjacency_gate", dict(p=p), a=a, threshold=threshold)
+    check("adjacency_gate", dict(probs=p), adjacency=a, threshold=threshold)
 
 
 @given(st.sampled_from(((7, 3, 1, False), (16, 8, 2, True))), N, SEEDS)
@@ -196,12 +196,12 @@ def test_soft_dispatch(sizes, n, seed):
     g = generator(seed)
     x, mask = normal(1, n, d, g=g), padding(n, g)[None]
     leaves = dict(
-        x=with_garbage(x, mask, g),
+        h=with_garbage(x, mask, g),
         phi=normal(d, experts, slots, g=g),
         scale=torch.tensor(2.0),
     )
     m = normal(1, n, d, g=g).exp() if metric else None
-    check("soft_dispatch", leaves, clean=dict(x=x), mask=mask, m=m)
+    check("soft_dispatch", leaves, clean=dict(h=x), mask=mask, metric=m)
 
 
 @given(st.sampled_from(((1, 1, 3), (8, 3, 5))), N, SEEDS)
@@ -223,5 +223,5 @@ def test_losses(sizes, n, seed):
     g = generator(seed)
     z, mask = score_rows(n, experts, g, ("normal", "ties", "masked")), padding(n, g)
     idx = selections(n, experts, k, g)
-    check("balance_loss", dict(p=z.softmax(-1).nan_to_num(0.0)), idx=idx, mask=mask)
-    check("z_loss", dict(z=z), largest(z), mask=mask)
+    check("balance_loss", dict(probs=z.softmax(-1).nan_to_num(0.0)), indices=idx, mask=mask)
+    check("z_loss", dict(logits=z), largest(z), mask=mask)

@@ -59,9 +59,9 @@ def test_similarity_inform(form, batch, n, seed):
         e = with_garbage(e, mask, g)
         u, uk = (u, with_garbage(uk, mask, g)) if own_keys else (with_garbage(u, mask, g), None)
     options = dict(causal=causal, tau=tau, mask=mask, window=window, restrict=restrict)
-    p, lse = op("similarity_inform")(u, e, uk=uk, ws=ws, **options)
+    p, lse = op("similarity_inform")(u, e, keys=uk, weight=ws, **options)
     expected, expected_lse = reference.similarity_inform(
-        clean[0], clean[1], uk=clean[2], ws=clean[3], **options
+        clean[0], clean[1], keys=clean[2], weight=clean[3], **options
     )
     keys = clean[0] if clean[2] is None else clean[2]
     queries = clean[0] if ws is None else clean[0] @ clean[3]
@@ -79,7 +79,7 @@ def test_similarity_inform(form, batch, n, seed):
     if batch:
         b = slice(seed % batch, seed % batch + 1)
         part = {**options, "mask": None if mask is None else mask[b]}
-        alone = op("similarity_inform")(u[b], e[b], uk=None if uk is None else uk[b], ws=ws, **part)
+        alone = op("similarity_inform")(u[b], e[b], keys=None if uk is None else uk[b], weight=ws, **part)
         for a, c in zip(alone, (p, lse), strict=True):
             assert_same_bits(a, c[b], "one sequence of the batch")
 
@@ -101,24 +101,24 @@ def test_attention_posterior(form, batch, n, seed):
     g = generator(seed)
     spread = choice((0.3, 1.0, 3.0), g)
     x = dict(q=normal(batch, heads, n, dh, g=g, scale=spread), k=normal(batch, heads, n, dh, g=g))
-    x["u"], x["e"] = normal(batch, n, d, g=g), routing(batch, n, experts, g)
+    x["attn_output"], x["probs"] = normal(batch, n, d, g=g), routing(batch, n, experts, g)
     if dv is None:
-        x["vp"] = normal(batch, heads, n, d, g=g)
+        x["projected_v"] = normal(batch, heads, n, d, g=g)
     else:
         x["v"], x["wo"] = normal(batch, heads, n, dv, g=g), normal(heads, d, dv, g=g, scale=0.5)
     mask = uniform(batch, n, g=g) > 0.3 if masked else None
     wide = {name: t.double() for name, t in x.items()}
     if masked:  # E11
-        for name in ("q", "k", "v", "vp"):
+        for name in ("q", "k", "v", "projected_v"):
             if name in x:
                 x[name] = with_garbage(x[name], mask[:, None].expand(x[name].shape[:-1]), g)
-        x["u"], x["e"] = with_garbage(x["u"], mask, g), with_garbage(x["e"], mask, g)
+        x["attn_output"], x["probs"] = with_garbage(x["attn_output"], mask, g), with_garbage(x["probs"], mask, g)
     options = dict(causal=causal, sigma=sigma, mask=mask)
     p, head = op("attention_posterior")(**x, head_mode=mode, **options)
-    means = wide["vp"] if dv is None else wide["v"] @ wide["wo"].mT
+    means = wide["projected_v"] if dv is None else wide["v"] @ wide["wo"].mT
     size = (
         largest(wide["q"] @ wide["k"].mT) * dh**-0.5
-        + largest(wide["u"][:, None] @ means.mT) / sigma**2
+        + largest(wide["attn_output"][:, None] @ means.mT) / sigma**2
         + largest(means.square().sum(-1)) / (2 * sigma**2)
     )
     tol = score_tolerance(size)

@@ -144,9 +144,9 @@ def test_soft_dispatch(sizes, n, seed):
     m = normal(1, n, d, g=g).exp() if metric else None
     mask = padding(n, g)[None] if masked else None
     scale = choice((1.0, 10.0), g)
-    found = op("soft_dispatch")(x, phi, scale=scale, mask=mask, m=m)
+    found = op("soft_dispatch")(x, phi, scale=scale, mask=mask, metric=m)
     wide = [None if t is None else t.double() for t in (x, phi, m)]
-    expected = reference.soft_dispatch(*wide[:2], scale=scale, mask=mask, m=wide[2])
+    expected = reference.soft_dispatch(*wide[:2], scale=scale, mask=mask, metric=wide[2])
     size = 1.0 if m is None else largest(m)
     tol = score_tolerance(scale * size * (8 + d**0.5))
     for a, b in zip(found, expected, strict=True):

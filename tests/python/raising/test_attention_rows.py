@@ -92,7 +92,7 @@ class Layer(torch.nn.Module):
         joined = heads.view if self.attend is causal else heads.reshape
         u = self.out(joined(b, n, -1))
         wo = H * self.out.weight.view(D, H, W).transpose(0, 1)
-        routing = self.router(x + u, q=q, k=k, v=v, u=u, wo=wo,
+        routing = self.router(x + u, q=q, k=k, v=v, attn_output=u, wo=wo,
                               bias=self.bias if self.takes_bias else None)
         return routing.gates, routing.indices
 
@@ -169,7 +169,7 @@ class Padded(Layer):
         u = self.out(sdpa(q, k, v, attn_mask=pairs).transpose(1, 2).reshape(b, n, -1))
         wo = H * self.out.weight.view(D, H, W).transpose(0, 1)
         x += u
-        routing = self.router(x, mask, q=q, k=k, v=v, u=u, wo=wo)
+        routing = self.router(x, mask, q=q, k=k, v=v, attn_output=u, wo=wo)
         return routing.gates, routing.indices, u
 
 

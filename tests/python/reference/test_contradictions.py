@@ -24,9 +24,9 @@ def test_c2_outside_of_the_selection_is_zero_for_probabilities():
 
 def posterior_inputs():
     return dict(
-        q=normal(1, 2, 4, 3), k=normal(1, 2, 4, 3, seed=1), u=normal(1, 4, 5, seed=2),
+        q=normal(1, 2, 4, 3), k=normal(1, 2, 4, 3, seed=1), attn_output=normal(1, 4, 5, seed=2),
         v=normal(1, 2, 4, 3, seed=3), wo=normal(2, 5, 3, seed=4),
-        e=normal(1, 4, 6, seed=5).softmax(-1), causal=False,
+        probs=normal(1, 4, 6, seed=5).softmax(-1), causal=False,
     )  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def lemma_1(x, sigma):
             for j in range(4):
                 prior = math.exp(float(x["q"][0, h, i] @ x["k"][0, h, j]) / math.sqrt(3))
                 mean = x["wo"][h] @ x["v"][0, h, j]
-                square = float((x["u"][0, i] - mean).square().sum())
+                square = float((x["attn_output"][0, i] - mean).square().sum())
                 weight.append(prior * math.exp(-square / (2 * sigma**2)))
             rows[h, i] = torch.tensor(weight, dtype=torch.float64) / sum(weight)
     return rows
@@ -50,9 +50,9 @@ def test_c3_the_gaussians_have_sigma_squared(sigma):
     x = posterior_inputs()
     for head in (0, 1):
         p, _ = reference.attention_posterior(**x, sigma=sigma, head_mode=head)
-        assert_close(p[0], lemma_1(x, sigma)[head] @ x["e"][0], 1e-12)
+        assert_close(p[0], lemma_1(x, sigma)[head] @ x["probs"][0], 1e-12)
     identity, _ = reference.attention_posterior(**x, sigma=1.0, head_mode=0)
-    assert float((identity[0] - lemma_1(x, sigma)[0] @ x["e"][0]).abs().max()) > 1e-3
+    assert float((identity[0] - lemma_1(x, sigma)[0] @ x["probs"][0]).abs().max()) > 1e-3
 
 
 def test_c5_the_means_carry_the_number_of_heads():

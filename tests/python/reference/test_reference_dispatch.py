@@ -101,7 +101,7 @@ def test_soft_dispatch_equals_the_loop():
     mask = torch.tensor([True, True, False, True, True, True])
     x[2] = math.nan
     for metric in (None, m):
-        over_tokens, over_slots = reference.soft_dispatch(x, phi, scale=1.7, mask=mask, m=metric)
+        over_tokens, over_slots = reference.soft_dispatch(x, phi, scale=1.7, mask=mask, metric=metric)
         logits = torch.full((6, 3, 2), -math.inf, dtype=torch.float64)
         for n in range(6):
             for e in range(3):
@@ -122,7 +122,7 @@ def test_soft_dispatch_gradients_and_edges():
     scale = torch.tensor(1.3, dtype=torch.float64)
     for t in (x, phi, m, scale):
         t.requires_grad_()
-    run = lambda x, phi, scale: reference.soft_dispatch(x, phi, scale=scale, m=m)  # noqa: E731
+    run = lambda x, phi, scale: reference.soft_dispatch(x, phi, scale=scale, metric=m)  # noqa: E731
     assert gradcheck(run, (x, phi, scale))
     total = run(x, phi, scale)[0].square().sum()
     assert torch.autograd.grad(total, m, allow_unused=True) == (None,)

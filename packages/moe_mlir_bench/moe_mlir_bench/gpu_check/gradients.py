@@ -34,7 +34,7 @@ CASES = {
         [normal(B, N, D, scale=0.5), normal(B, N, E, seed=1).softmax(-1)]),
     "similarity_full_form": (
         lambda m, u, e, ws, tau: m.similarity_inform(
-            u, e, causal=False, ws=ws, tau=tau, mask=MASK.to(u.device), window=7),
+            u, e, causal=False, weight=ws, tau=tau, mask=MASK.to(u.device), window=7),
         [normal(B, N, D, scale=0.5), normal(B, N, E, seed=1).softmax(-1),
          normal(D, D, seed=2, scale=0.4), torch.tensor(1.3)]),
     "attention": (
@@ -53,7 +53,7 @@ CASES = {
          normal(B, HEADS, N, WIDTH, seed=4), normal(HEADS, D, WIDTH, seed=5, scale=0.4)]),
     "posterior_of_all_heads": (
         lambda m, q, k, u, e, vp, s: m.attention_posterior(
-            q, k, u, e, vp=vp, sigma=s, causal=True, head_mode="all"),
+            q, k, u, e, projected_v=vp, sigma=s, causal=True, head_mode="all"),
         [normal(B, HEADS, N, WIDTH), normal(B, HEADS, N, WIDTH, seed=1),
          normal(B, N, D, seed=2, scale=0.3), normal(B, N, E, seed=3).softmax(-1),
          normal(B, HEADS, N, D, seed=4, scale=0.3), torch.tensor(1.2)]),

@@ -46,7 +46,7 @@ class _Tokens:
         """The mixing kernel as attention, without entropies: heads are batches of their own."""
         q, k, v = (x.flatten(0, 1) for x in (self.q, self.k, self.v))
         tau = q.shape[-1] ** 0.5
-        out, _ = moe_mlir.similarity_inform(q, v, uk=k, tau=tau, causal=True)
+        out, _ = moe_mlir.similarity_inform(q, v, keys=k, tau=tau, causal=True)
         return out.view(self.q.shape)
 
     def project(self, attended):
@@ -79,7 +79,7 @@ def _attention(tokens, sizes, head_scope="sequence"):
     def route():
         _, row_lse, row_entropy = moe_mlir.attention(*qkv, causal=True)
         rows = dict(row_lse=row_lse, row_entropy=row_entropy)
-        return router(tokens.h, q=tokens.q, k=tokens.k, v=tokens.v, u=tokens.u, wo=wo, **rows)
+        return router(tokens.h, q=tokens.q, k=tokens.k, v=tokens.v, attn_output=tokens.u, wo=wo, **rows)
 
     return router, route
 
@@ -89,7 +89,7 @@ def _attention_beside(tokens, sizes):
     router = nn.AttentionSMoE(*sizes, causal=True, head_scope="sequence")
     wo = tokens.output_projections()
     return router, lambda: router(
-        tokens.h, q=tokens.q, k=tokens.k, v=tokens.v, u=tokens.u, wo=wo
+        tokens.h, q=tokens.q, k=tokens.k, v=tokens.v, attn_output=tokens.u, wo=wo
     )
 
 

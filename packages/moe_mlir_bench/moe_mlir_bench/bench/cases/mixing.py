@@ -64,7 +64,7 @@ def _each_pair_twice(causal):
     def mix(u, probs):
         if u.data_ptr() not in copies:
             copies[u.data_ptr()] = u.clone()
-        return moe_mlir.similarity_inform(u, probs, uk=copies[u.data_ptr()], causal=causal)[0]
+        return moe_mlir.similarity_inform(u, probs, keys=copies[u.data_ptr()], causal=causal)[0]
 
     return mix
 
@@ -84,12 +84,12 @@ def similarity_inform(
     that takes every pair twice, not SDPA."""
 
     def ours(u, probs, uk=None):
-        return moe_mlir.similarity_inform(u, probs, uk=uk, causal=causal)
+        return moe_mlir.similarity_inform(u, probs, keys=uk, causal=causal)
 
     def check(values, results):
         u, probs, *given = (x.double() for x in values)
         uk = given[0] if given else None
-        expected, _ = reference.similarity_inform(u, probs, uk=uk, causal=causal)
+        expected, _ = reference.similarity_inform(u, probs, keys=uk, causal=causal)
         tol = 1e-6 + 8 * _ULP * float((u @ (u if uk is None else uk).mT).abs().max())
         assert_within(results[0], expected, tol, "p")
 
