@@ -233,6 +233,11 @@ def _operation(step, values, result):
     )
 
 
+# For functions that make a Kernel of what it is specialised to: a process that asks for more than
+# this of one op forgets the oldest.
+kernels = functools.lru_cache(maxsize=512)
+
+
 def rows(x, kept):
     """A kernel's view of x: contiguous, its leading dims joined in front of the last `kept`."""
     if x.requires_grad:

@@ -1,12 +1,10 @@
 """moe.ac_logits: router logits in the metric of a token's cluster (docs/Spec.md 3.6)."""
 
-import functools
-
 import torch
 
 from .._support.keywords import renamed
 from ._check import ACTIVATIONS, INDICES, SCORES, Checker
-from ._kernel import Kernel, Tensor, contiguous, rows
+from ._kernel import Kernel, Tensor, contiguous, kernels, rows
 from ._library import define
 
 # What the schema calls otherwise, as callers once did.
@@ -81,7 +79,7 @@ def _validate(h, m, prev_idx, emb, prev_gates, bias):
         _check.shape("bias", bias, (experts,), "[experts of 'emb']")
 
 
-@functools.cache
+@kernels
 def kernel(
     dtype: torch.dtype,
     index_dtype: torch.dtype,

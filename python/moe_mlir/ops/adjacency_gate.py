@@ -1,17 +1,19 @@
 """moe.adjacency_gate: smooth probabilities over the expert graph (docs/Spec.md 3.7)."""
 
-import functools
-
 import torch
 
 from .._support.keywords import renamed
 from ._check import ACTIVATIONS, SCORES, Checker
-from ._kernel import Kernel, Tensor, contiguous, enum, f64, rows
+from ._few_values import FewValues
+from ._kernel import Kernel, Tensor, contiguous, enum, f64, kernels, rows
 from ._library import define
 
 # What the schema calls otherwise, as callers once did.
 _NAMES = {"p": "probs", "a": "adjacency"}
 _check = Checker("adjacency_gate", _NAMES)
+_thresholds = FewValues()
+# A threshold that drops nothing.
+_NONE = -torch.finfo(torch.float32).max
 
 
 @renamed(_NAMES)
@@ -55,7 +57,7 @@ def _validate(p, a, threshold, cold_start):
     _check.choice("cold_start", cold_start, ("literal", "base"))
 
 
-@functools.cache
+@kernels
 def kernel(experts: int, threshold: float, cold_start: str) -> Kernel:
     return Kernel(
         "adjacency_gate",
@@ -70,8 +72,19 @@ def kernel(experts: int, threshold: float, cold_start: str) -> Kernel:
 
 def _cpu(p, a, threshold, cold_start):
     _validate(p, a, threshold, cold_start)
+    if not _thresholds.has((p.shape[-1], cold_start), threshold):
+        a, threshold, cold_start = _kept(a, threshold, cold_start), _NONE, "literal"
     (g,) = kernel(p.shape[-1], threshold, cold_start)(rows(p, 1), contiguous(a))
     return g.view(p.shape)
+
+
+def _kept(a, threshold, cold_start):
+    """What a gate reads of an adjacency, by the rules of the kernel."""
+    kept = torch.where(a >= threshold, a, 0.0)
+    if cold_start == "base":
+        identity = torch.eye(a.shape[0], dtype=a.dtype, device=a.device)
+        kept = torch.where((a == 0).all(), identity, kept)
+    return kept
 
 
 def _fake(p, a, threshold, cold_start):

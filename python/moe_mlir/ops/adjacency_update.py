@@ -1,17 +1,17 @@
 """moe.adjacency_update: learn the expert graph from co-selections (docs/Spec.md 3.7)."""
 
-import functools
-
 import torch
 
 from .._support.keywords import renamed
 from ._check import INDICES, MASK, SCORES, Checker
-from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, rows
+from ._few_values import FewValues
+from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, kernels, rows
 from ._library import define
 
 # What the schema calls otherwise, as callers once did.
 _NAMES = {"a": "adjacency", "idx": "indices"}
 _check = Checker("adjacency_update", _NAMES)
+_betas = FewValues()
 
 
 @renamed(_NAMES)
@@ -66,7 +66,7 @@ def _validate(a, idx, beta, norm, diagonal, mask):
         _check.shape("mask", mask, idx.shape[:-1], "of 'idx' without k")
 
 
-@functools.cache
+@kernels
 def kernel(
     experts: int,
     k: int,
@@ -96,12 +96,15 @@ def kernel(
 
 def _cpu(a, idx, beta, norm, diagonal, mask):
     _validate(a, idx, beta, norm, diagonal, mask)
-    run = kernel(a.shape[0], idx.shape[-1], idx.dtype, beta, norm, diagonal, mask is not None)
+    sizes = (a.shape[0], idx.shape[-1], idx.dtype)
+    constant = _betas.has((sizes, norm, diagonal, mask is not None), beta)
+    run = kernel(*sizes, beta if constant else 0.0, norm, diagonal, mask is not None)
     operands = [contiguous(a), rows(idx, 1)]
     if mask is not None:
         operands.append(rows(mask, 0))
     (a_new,) = run(*operands)
-    return a_new
+    # Without beta it is norm(C), or a itself where nothing was selected.
+    return a_new if constant else torch.lerp(a_new, a, beta)
 
 
 def _fake(a, idx, beta, norm, diagonal, mask):

@@ -1,6 +1,5 @@
 """Attention that also returns the entropies of its rows (docs/Spec.md 3.4, identity 5)."""
 
-import functools
 from collections.abc import Iterator
 from typing import NamedTuple, Self
 
@@ -17,7 +16,7 @@ from ._attention import (
     validate_pairs,
 )
 from ._check import ACTIVATIONS, Checker
-from ._kernel import Kernel, Tensor, boolean, contiguous
+from ._kernel import Kernel, Tensor, boolean, contiguous, kernels
 from ._library import define, takes
 
 _check = Checker("attention")
@@ -142,7 +141,7 @@ def _optional(operands, form):
     return masks if operands.bias is None else [four_dims(operands.bias), *masks]
 
 
-@functools.cache
+@kernels
 def kernel(form: Form, options: PairOptions) -> Kernel:
     return Kernel(
         "softmax_mix",
@@ -185,7 +184,7 @@ def _fake(operands, options):
 # -------------------------------------------------------------------- backward
 
 
-@functools.cache
+@kernels
 def backward_kernels(form: Form, options: PairOptions) -> tuple[Kernel, Kernel]:
     """The sweeps over queries and over keys."""
     inputs = (

@@ -1,6 +1,5 @@
 """moe.attention_entropy: the mean entropy of each attention head (docs/Spec.md 3.5)."""
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from ._attention import (
     validate_pairs,
 )
 from ._check import Checker
-from ._kernel import Kernel, Tensor, contiguous
+from ._kernel import Kernel, Tensor, contiguous, kernels
 from ._library import define, takes
 
 _check = Checker("attention_entropy")
@@ -82,7 +81,7 @@ def _arguments(q, k, causal, bias, mask, scale, window, exclude_self, precision)
     return q, k, bias, mask, *pair_options(_check, scale, causal, window, exclude_self, precision)
 
 
-@functools.cache
+@kernels
 def kernel(form: Form, options: PairOptions) -> Kernel:
     inputs = [
         Tensor("q", ("b", form.heads, "n", form.width), form.dtype),

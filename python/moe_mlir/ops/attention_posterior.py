@@ -1,8 +1,7 @@
 """moe.attention_posterior: mix expert probabilities by attention's posterior (docs/Spec.md 3.4)."""
 
-import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -18,12 +17,14 @@ from ._attention import (
     validate_pairs,
 )
 from ._check import ACTIVATIONS, Checker
-from ._kernel import Kernel, Tensor, contiguous, enum, f64, i64
+from ._few_values import FewValues, scalar
+from ._kernel import Kernel, Tensor, contiguous, enum, f64, i64, kernels
 from ._library import define, takes
 
 # What the schema calls otherwise, as callers once did.
 _NAMES = {"u": "attn_output", "e": "probs", "vp": "projected_v"}
 _check = Checker("attention_posterior", _NAMES)
+_sigmas = FewValues()
 
 
 @renamed(_NAMES)
@@ -302,7 +303,16 @@ class Form(NamedTuple):
         return "b", self.heads if options.all_heads else 1, "n"
 
 
-@functools.cache
+def _with_sigma(operands: Operands, options: Options) -> tuple[Operands, Options]:
+    """Makes an operand of a float sigma that has had many values."""
+    others = replace(options, sigma=1.0)
+    if operands.sigma is None and not _sigmas.has(
+            (Form.of(operands.present()), others), options.sigma):
+        return operands._replace(sigma=scalar(options.sigma, operands.q)), others
+    return operands, options
+
+
+@kernels
 def kernel(form: Form, options: Options) -> Kernel:
     attributes = [
         ("head_mode", enum("head_mode", options.head_mode)),
@@ -328,6 +338,7 @@ def kernel(form: Form, options: Options) -> Kernel:
 @takes(Operands, Options)
 def _cpu(operands, options):
     _validate(operands, options)
+    operands, options = _with_sigma(operands, options)
     present = operands.present()
     p, chosen, prior_lse, posterior_lse = kernel(Form.of(present), options)(
         *map(contiguous, present.values()))
@@ -351,7 +362,7 @@ def _fake(operands, options):
 # -------------------------------------------------------------------- backward
 
 
-@functools.cache
+@kernels
 def backward_kernel(form: Form, options: Options) -> Kernel:
     """Its inputs are q, k, u, e, results and gradient of the forward, and the other operands."""
     tokens, optional = form.inputs()[:4], form.inputs()[4:]
@@ -380,6 +391,8 @@ def _gradients_of(operands):
 def _backward_cpu(dp, p, chosen, prior_lse, posterior_lse, operands, options):
     # One head needs no weights of heads.
     prior = operands.head_prior if options.all_heads else None
+    given = operands
+    operands, options = _with_sigma(operands, options)
     present = operands._replace(head_prior=prior, row_lse=None, row_entropy=None).present()
     run = backward_kernel(Form.of(present), options)
     tokens = [present.pop(name) for name in ("q", "k", "u", "e")]
@@ -395,7 +408,7 @@ def _backward_cpu(dp, p, chosen, prior_lse, posterior_lse, operands, options):
             return torch.zeros_like(x)
         return next(grads).view(x.shape).to(x.dtype)
 
-    return tuple(map(like, _gradients_of(operands)))
+    return tuple(map(like, _gradients_of(given)))
 
 
 @takes(Operands, Options)

@@ -1,12 +1,10 @@
 """moe.balance_loss: how unevenly experts are chosen (docs/Spec.md 4, F14)."""
 
-import functools
-
 import torch
 
 from .._support.keywords import renamed
 from ._check import ACTIVATIONS, INDICES, MASK, SCORES, Checker
-from ._kernel import Kernel, Tensor, enum, rows
+from ._kernel import Kernel, Tensor, enum, kernels, rows
 from ._library import define
 
 # What the schema calls otherwise, as callers once did.
@@ -58,7 +56,7 @@ def _validate(p, idx, mask, divide_by):
     _check.choice("divide_by", divide_by, ("tokens", "assignments"))
 
 
-@functools.cache
+@kernels
 def kernel(experts: int, k: int, index_dtype: torch.dtype, masked: bool, divide_by: str) -> Kernel:
     inputs = [
         Tensor("p", ("n", experts), torch.float32),

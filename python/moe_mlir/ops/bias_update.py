@@ -1,14 +1,14 @@
 """moe.bias_update: raise the selection bias of experts with little load (docs/Spec.md F14)."""
 
-import functools
-
 import torch
 
 from ._check import INDICES, SCORES, Checker
-from ._kernel import Kernel, Tensor, contiguous, f64
+from ._few_values import FewValues
+from ._kernel import Kernel, Tensor, contiguous, f64, kernels
 from ._library import define
 
 _check = Checker("bias_update")
+_gammas = FewValues()
 
 
 def bias_update(bias: torch.Tensor, counts: torch.Tensor, *, gamma: float = 0.001) -> torch.Tensor:
@@ -40,7 +40,7 @@ def _validate(bias, counts, gamma):
     _check.finite("gamma", gamma)
 
 
-@functools.cache
+@kernels
 def kernel(experts: int, count_dtype: torch.dtype, gamma: float) -> Kernel:
     return Kernel(
         "bias_update",
@@ -52,8 +52,12 @@ def kernel(experts: int, count_dtype: torch.dtype, gamma: float) -> Kernel:
 
 def _cpu(bias, counts, gamma):
     _validate(bias, counts, gamma)
-    (new,) = kernel(bias.shape[0], counts.dtype, gamma)(contiguous(bias), contiguous(counts))
-    return new
+    form = (bias.shape[0], counts.dtype)
+    if _gammas.has(form, gamma):
+        (new,) = kernel(*form, gamma)(contiguous(bias), contiguous(counts))
+        return new
+    (signs,) = kernel(*form, 1.0)(torch.zeros_like(contiguous(bias)), contiguous(counts))
+    return bias + gamma * signs
 
 
 def _fake(bias, counts, gamma):

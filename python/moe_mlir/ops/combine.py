@@ -1,11 +1,9 @@
 """moe.combine: what the experts made of each token, added up (docs/Spec.md 3.10)."""
 
-import functools
-
 import torch
 
 from ._check import ACTIVATIONS, INDICES, SCORES, Checker
-from ._kernel import Kernel, Tensor, contiguous, rows
+from ._kernel import Kernel, Tensor, contiguous, kernels, rows
 from ._library import define
 
 _check = Checker("combine")
@@ -57,7 +55,7 @@ def _validate(expert_out, gates, slots, shared):
         )  # fmt: skip
 
 
-@functools.cache
+@kernels
 def kernel(
     dtype: torch.dtype, width: int, k: int, slot_dtype: torch.dtype, has_shared: bool
 ) -> Kernel:

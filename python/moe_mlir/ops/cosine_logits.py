@@ -1,14 +1,14 @@
 """moe.cosine_logits: compare the directions of tokens and experts (docs/Spec.md 3.2)."""
 
-import functools
-
 import torch
 
 from ._check import ACTIVATIONS, Checker
-from ._kernel import Kernel, Tensor, boolean, contiguous, f64, rows
+from ._few_values import FewValues, scalar
+from ._kernel import Kernel, Tensor, boolean, contiguous, f64, kernels, rows
 from ._library import define
 
 _check = Checker("cosine_logits")
+_taus = FewValues()
 
 
 def cosine_logits(
@@ -66,7 +66,7 @@ def _validate(h, omega, emb, tau_value, tau, eps, norm_token, norm_emb):
         _check.positive("tau", tau)
 
 
-@functools.cache
+@kernels
 def kernel(
     dtypes: tuple[torch.dtype, torch.dtype, torch.dtype | None],
     experts: int,
@@ -97,8 +97,12 @@ def kernel(
 
 def _cpu(h, omega, emb, tau_value, tau, eps, norm_token, norm_emb):
     _validate(h, omega, emb, tau_value, tau, eps, norm_token, norm_emb)
+    dtypes = (h.dtype, emb.dtype, None if omega is None else omega.dtype)
+    form = (dtypes, *emb.shape, h.shape[-1], eps, norm_token, norm_emb)
+    if tau_value is None and not _taus.has(form, tau):
+        tau_value = scalar(tau, h)
     run = kernel(
-        (h.dtype, emb.dtype, None if omega is None else omega.dtype),
+        dtypes,
         emb.shape[0],
         h.shape[-1],
         emb.shape[1],

@@ -1,11 +1,9 @@
 """moe.densify: gates of the selected experts over all experts (docs/Spec.md 3.1)."""
 
-import functools
-
 import torch
 
 from ._check import ACTIVATIONS, INDICES, SCORES, Checker
-from ._kernel import Kernel, Tensor, rows
+from ._kernel import Kernel, Tensor, kernels, rows
 from ._library import define
 
 _check = Checker("densify")
@@ -42,7 +40,7 @@ def _validate(gates, indices, num_experts):
         _check.fail(f"expected 'num_experts' to be at least k ({gates.shape[-1]}), found {num_experts}")
 
 
-@functools.cache
+@kernels
 def kernel(k: int, index_dtype: torch.dtype, experts: int) -> Kernel:
     return Kernel(
         "densify",

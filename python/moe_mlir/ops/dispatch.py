@@ -1,17 +1,17 @@
 """moe.dispatch: a row for each assignment of a token to an expert (docs/Spec.md 3.10)."""
 
-import functools
-
 import torch
 
 from .._support.keywords import renamed
 from ._check import INDICES, MASK, SCORES, Checker
-from ._kernel import Kernel, Tensor, contiguous, enum, f64, i64, rows
+from ._few_values import FewValues
+from ._kernel import Kernel, Tensor, contiguous, enum, f64, i64, kernels, rows
 from ._library import define
 
 # What the schema calls otherwise, as callers once did.
 _NAMES = {"idx": "indices"}
 _check = Checker("dispatch", _NAMES)
+_factors = FewValues()
 
 
 @renamed(_NAMES)
@@ -109,7 +109,7 @@ def _validate(
                     f"found {alignment}")
 
 
-@functools.cache
+@kernels
 def kernel(
     k: int,
     index_dtype: torch.dtype,
@@ -153,6 +153,15 @@ def _cpu(idx, num_experts, capacity, priority, mask, capacity_factor, gates, exp
     _validate(
         idx, num_experts, capacity, priority, mask, capacity_factor, gates, expert_map, alignment
     )
+    form = (
+        priority is not None, mask is not None, gates is not None, expert_map is not None, alignment,
+    )  # fmt: skip
+    if capacity_factor is not None and not _factors.has(
+        (idx.shape[-1], idx.dtype, num_experts, form), capacity_factor
+    ):
+        tokens = idx.shape[:-1].numel()
+        capacity = idx.shape[-1] * int(capacity_factor * -(-tokens // num_experts))
+        capacity_factor = None
     run = kernel(
         idx.shape[-1], idx.dtype, num_experts, capacity is not None, priority is not None,
         mask is not None, capacity_factor, gates is not None, expert_map is not None, alignment,

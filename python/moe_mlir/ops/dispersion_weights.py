@@ -1,12 +1,10 @@
 """moe.dispersion_weights: the metric of each cluster (docs/Spec.md 3.6)."""
 
-import functools
-
 import torch
 
 from .._support.keywords import renamed
 from ._check import INDICES, SCORES, Checker
-from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64
+from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, kernels
 from ._library import define
 
 # What the schema calls otherwise, as callers once did.
@@ -69,7 +67,7 @@ def _validate(s, count, eps, clamp, scale, include_empty):
     _check.choice("scale", scale, SCALES)
 
 
-@functools.cache
+@kernels
 def kernel(
     count_dtype: torch.dtype,
     experts: int,

@@ -1,6 +1,5 @@
 """moe.grouped_linear: each row times the weight of its expert (docs/Spec.md 3.14)."""
 
-import functools
 from collections.abc import Sequence
 
 import torch
@@ -18,7 +17,7 @@ from ._expert_runs import (
     runs,
     sum_runs,
 )
-from ._kernel import Kernel, Tensor, contiguous, i64
+from ._kernel import Kernel, Tensor, contiguous, i64, kernels
 from ._library import define
 from .grouped_outer import grouped_outer
 
@@ -91,7 +90,7 @@ def matrices(w: torch.Tensor, transposed: bool) -> tuple[torch.Tensor, bool]:
     return w.contiguous(), transposed
 
 
-@functools.cache
+@kernels
 def kernel(
     dtype: torch.dtype, width: int, out: int, offsets_dtype: torch.dtype,
     bias_dtype: torch.dtype | None, rows_dtype: torch.dtype | None, transposed: bool,

@@ -1,12 +1,10 @@
 """moe.grouped_outer: the gradient of the experts' weights (docs/Spec.md 3.14)."""
 
-import functools
-
 import torch
 
 from ._check import INDICES, Checker
 from ._expert_runs import are_grouped, has_kernel, multiply_columns, runs
-from ._kernel import Kernel, Tensor, contiguous
+from ._kernel import Kernel, Tensor, contiguous, kernels
 from ._library import define
 
 _check = Checker("grouped_outer")
@@ -46,7 +44,7 @@ def _validate(dy, x, offsets, rows):
                     f"({count}), found {dy.shape[0]}")
 
 
-@functools.cache
+@kernels
 def kernel(
     dtype: torch.dtype, out: int, width: int, offsets_dtype: torch.dtype,
     rows_dtype: torch.dtype | None, experts: int,

@@ -1,16 +1,17 @@
 """moe.topk_renorm in its full form: other scores, bias, groups, forced ids (docs/Spec.md 9.1)."""
 
-import functools
-
 import torch
 
 from ..formulas import SCORE_FUNCTIONS
 from ._check import ACTIVATIONS, INDICES, MASK, Checker
-from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64, rows
+from ._few_values import FewValues
+from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64, kernels, rows
 from ._library import define
 from .topk_renorm import gradient, save_for_gradient
 
 _check = Checker("grouped_topk")
+
+_scales = FewValues()
 
 # The contract's names and the dialect's.
 _GROUP_SCORES = {"top2": "top2_sum", "top2_sum": "top2_sum", "max": "max"}
@@ -122,7 +123,7 @@ def _validate(
         _check.shape("num_valid", num_valid, (), "[]")
 
 
-@functools.cache
+@kernels
 def kernel(
     dtype: torch.dtype,
     experts: int,
@@ -147,7 +148,7 @@ def kernel(
     return Kernel("topk_renorm", tuple(inputs), results, attributes)
 
 
-@functools.cache
+@kernels
 def _attributes(score, n_group, topk_group, group_score, renorm, eps, route_scale):
     kind = "probs" if score == "none" else "logits"
     return (
@@ -164,12 +165,14 @@ def _attributes(score, n_group, topk_group, group_score, renorm, eps, route_scal
 
 def _cpu(scores, k, bias, forced, mask, num_valid, *options):
     _validate(scores, k, bias, forced, mask, num_valid, *options)
-    *attributes, index_dtype = options
-    run = kernel(
+    *attributes, route_scale, index_dtype = options
+    form = (
         scores.dtype, scores.shape[-1], k, None if bias is None else bias.dtype,
         None if forced is None else forced.dtype, mask is not None, num_valid is not None,
-        index_dtype, _attributes(*attributes),
+        index_dtype,
     )  # fmt: skip
+    constant = _scales.has((form, *attributes), route_scale)
+    run = kernel(*form, _attributes(*attributes, route_scale if constant else 1.0))
     operands = [rows(scores, 1)]
     if bias is not None:
         operands.append(contiguous(bias))
@@ -179,8 +182,9 @@ def _cpu(scores, k, bias, forced, mask, num_valid, *options):
         operands.append(rows(mask, 0))
     if num_valid is not None:
         operands.append(num_valid)
+    gates, indices = run(*operands)
     shape = (*scores.shape[:-1], k)
-    return tuple(result.view(shape) for result in run(*operands))
+    return (gates if constant else gates * route_scale).view(shape), indices.view(shape)
 
 
 def _fake(scores, k, *options):

@@ -1,12 +1,10 @@
 """moe.hyper_router: generate a router from an embedding (docs/Spec.md 3.2)."""
 
-import functools
-
 import torch
 
 from .._support.keywords import renamed
 from ._check import ACTIVATIONS, Checker
-from ._kernel import Kernel, Tensor, contiguous
+from ._kernel import Kernel, Tensor, contiguous, kernels
 from ._library import define
 
 # What the schema calls otherwise, as callers once did.
@@ -68,7 +66,7 @@ def _validate(e, w1, b1, w2, b2, num_experts):
         )
 
 
-@functools.cache
+@kernels
 def kernel(
     dtypes: tuple[torch.dtype, ...], width: int, hidden: int, experts: int, d: int
 ) -> Kernel:

@@ -1,11 +1,9 @@
 """moe.mad_dispersion: how far the tokens of each expert lie apart (docs/Spec.md 3.6)."""
 
-import functools
-
 import torch
 
 from ._check import ACTIVATIONS, INDICES, MASK, Checker
-from ._kernel import Kernel, Tensor, enum, rows
+from ._kernel import Kernel, Tensor, enum, kernels, rows
 from ._library import define
 
 _check = Checker("mad_dispersion")
@@ -56,7 +54,7 @@ def _validate(h, assign, num_experts, measure, mask):
         _check.shape("mask", mask, h.shape[:-1], "of 'h' without d")
 
 
-@functools.cache
+@kernels
 def kernel(
     dtype: torch.dtype,
     assign_dtype: torch.dtype,

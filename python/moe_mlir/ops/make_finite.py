@@ -1,11 +1,9 @@
 """moe.make_finite: non-finite scores become the least finite one (docs/Spec.md 3.1)."""
 
-import functools
-
 import torch
 
 from ._check import ACTIVATIONS, Checker
-from ._kernel import Kernel, Tensor, enum, rows
+from ._kernel import Kernel, Tensor, enum, kernels, rows
 from ._library import define
 
 _check = Checker("make_finite")
@@ -35,7 +33,7 @@ def _validate(scores, scope):
     _check.choice("scope", scope, ("row", "tensor"))
 
 
-@functools.cache
+@kernels
 def kernel(experts: int, dtype: torch.dtype, scope: str) -> Kernel:
     return Kernel(
         "make_finite",

@@ -1,13 +1,11 @@
 """moe.packed_linear: torch.nn.functional.linear of a weight in panels (docs/Spec.md 3.14)."""
 
-import functools
-
 import torch
 
 from ._check import ACTIVATIONS, Checker
 from ._expert_activation import ExpertActivation
 from ._expert_runs import has_kernel
-from ._kernel import Kernel, Tensor, contiguous
+from ._kernel import Kernel, Tensor, contiguous, kernels
 from ._library import define
 from ._panels import columns, has_halves, is_packed, packed_shape, unpack_weight
 from .grouped_linear import attributes
@@ -64,7 +62,7 @@ def _validate(x, w, bias, out, groups):
         _check.shape("bias", bias, (out,), "[out_features]")
 
 
-@functools.cache
+@kernels
 def kernel(
     dtype: torch.dtype, width: int, out: int, panels: int, bias_dtype: torch.dtype | None,
     groups: int = 1,

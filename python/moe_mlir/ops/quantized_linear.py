@@ -1,13 +1,11 @@
 """moe.quantized_linear: torch.nn.functional.linear of a quantized weight (docs/Spec.md 3.14)."""
 
-import functools
-
 import torch
 
 from ._check import ACTIVATIONS, Checker
 from ._expert_activation import ExpertActivation
 from ._expert_runs import has_kernel
-from ._kernel import Kernel, Tensor, contiguous, enum, i64
+from ._kernel import Kernel, Tensor, contiguous, enum, i64, kernels
 from ._library import define
 from ._quantized import (
     Quantization,
@@ -76,7 +74,7 @@ def attributes(quantization: Quantization, panels: int, activation: ExpertActiva
     return (*linear_attributes(False, activation, panels), *written)
 
 
-@functools.cache
+@kernels
 def kernel(
     dtype: torch.dtype, width: int, out: int, panels: int, scales_dtype: torch.dtype,
     zeros_dtype: torch.dtype | None, bias_dtype: torch.dtype | None, quantization: Quantization,

@@ -1,11 +1,9 @@
 """moe.router_logits: project tokens onto experts (docs/Spec.md 3.2)."""
 
-import functools
-
 import torch
 
 from ._check import ACTIVATIONS, Checker
-from ._kernel import Kernel, Tensor, contiguous, rows
+from ._kernel import Kernel, Tensor, contiguous, kernels, rows
 from ._library import define
 
 _check = Checker("router_logits")
@@ -47,7 +45,7 @@ def _validate(h, weight, bias):
         _check.shape("bias", bias, weight.shape[:1], "[experts of 'weight']")
 
 
-@functools.cache
+@kernels
 def kernel(
     dtype: torch.dtype,
     weight_dtype: torch.dtype,

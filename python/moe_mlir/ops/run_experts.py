@@ -1,13 +1,11 @@
 """moe.run_experts: a whole layer of experts as one function (docs/Spec.md 3.14)."""
 
-import functools
-
 import torch
 
 from ._check import ACTIVATIONS, INDICES, SCORES, Checker
 from ._expert_activation import SCHEMA, ExpertActivation
 from ._expert_runs import are_grouped, has_gpu_kernel, has_kernel, multiply_groups
-from ._kernel import Kernel, Step, Tensor, contiguous, rows
+from ._kernel import Kernel, Step, Tensor, contiguous, kernels, rows
 from ._library import define
 from ._panels import (
     as_operand,
@@ -119,7 +117,7 @@ def _widths(x, w_in, w_out, transposed, activation):
     return hidden if activation.gate == "none" else 2 * hidden, x.shape[1]
 
 
-@functools.cache
+@kernels
 def kernel(
     dtype: torch.dtype, width: int, features: int, out: int, experts: int, k: int,
     index_dtype: torch.dtype, biases: tuple, transposed: tuple[bool, bool], panels: int,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ import torch
 from ._check import INDICES, SCORES, Checker
 from ._expert_activation import SCHEMA, ExpertActivation
 from ._expert_runs import has_kernel
-from ._kernel import Kernel, Tensor, contiguous, rows
+from ._kernel import Kernel, Tensor, contiguous, kernels, rows
 from ._library import define
 from ._quantized import (
     Quantization,
@@ -124,7 +123,7 @@ def _validate(x, gates, indices, first, last, hidden, quantizations, activation)
             _check.shape(name, bias, (first.w.shape[0], size), "[experts, features]")
 
 
-@functools.cache
+@kernels
 def kernel(
     dtype: torch.dtype, width: int, hidden: int, experts: int, k: int, index_dtype: torch.dtype,
     panels: tuple[int, int], dtypes: tuple, quantizations: Quantizations,

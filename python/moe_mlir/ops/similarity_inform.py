@@ -1,20 +1,21 @@
 """moe.similarity_inform: mix expert probabilities of similar tokens (docs/Spec.md 3.3)."""
 
-import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 import torch
 
 from .._support.keywords import renamed
 from ._check import ACTIVATIONS, MASK, Checker
-from ._kernel import Kernel, Tensor, contiguous, enum, f64, rows, visibility
+from ._few_values import FewValues, scalar
+from ._kernel import Kernel, Tensor, contiguous, enum, f64, kernels, rows, visibility
 from ._library import define, takes
 
 # What the schema calls otherwise, as callers once did.
 _NAMES = {"u": "h", "e": "probs", "uk": "keys", "ws": "weight"}
 _check = Checker("similarity_inform", _NAMES)
+_taus = FewValues()
 
 
 @renamed(_NAMES)
@@ -40,8 +41,7 @@ def similarity_inform(
             default: the paper's own formula mixes in later tokens.
         keys: other keys `[.., nk, f]`, such as cached tokens; default: `h`.
         weight: similarity matrix `[d, f]`; default: the identity.
-        tau: temperature, a float or a learned 0-d tensor. A float is compiled
-            into the kernel, so one that changes every step should be a tensor.
+        tau: temperature, a float or a learned 0-d tensor.
         mask: bool `[.., nk]`, True = real token. Without `keys` it covers the
             queries too.
         window: see only the last `window` positions.
@@ -196,7 +196,15 @@ class Form(NamedTuple):
             yield "tau", f64(options.tau)
 
 
-@functools.cache
+def _with_tau(operands: Operands, options: Options) -> tuple[Operands, Options]:
+    """Makes an operand of a float tau that has had many values."""
+    others = replace(options, tau=1.0)
+    if operands.tau is None and not _taus.has((Form.of(operands), others), options.tau):
+        return operands._replace(tau=scalar(options.tau, operands.u)), others
+    return operands, options
+
+
+@kernels
 def kernel(form: Form, options: Options) -> Kernel:
     return Kernel(
         "similarity_inform",
@@ -213,6 +221,7 @@ def kernel(form: Form, options: Options) -> Kernel:
 def _cpu(operands, options):
     _validate(operands, options)
     u, e, *_ = operands
+    operands, options = _with_tau(operands, options)
     run = kernel(Form.of(operands), options)
     p, lse = run(rows(u, 2), rows(e, 2), *operands.optional())
     return p.view(*u.shape[:-1], e.shape[-1]), lse.view(u.shape[:-1])
@@ -229,7 +238,7 @@ def _fake(operands, options):
 # -------------------------------------------------------------------- backward
 
 
-@functools.cache
+@kernels
 def backward_kernel(form: Form, options: Options, has_dlse: bool) -> Kernel:
     dlse = [Tensor("dlse", ("b", "n"), torch.float32, clause="dlse")] if has_dlse else []
     differentiable = [x for x in (*form.tokens(), *form.optional_inputs()) if x.name != "mask"]
@@ -251,6 +260,7 @@ def backward_kernel(form: Form, options: Options, has_dlse: bool) -> Kernel:
 @takes(Operands, Options)
 def _backward_cpu(dp, dlse, p, lse, operands, options):
     u, e, uk, ws, _, tau = operands
+    operands, options = _with_tau(operands, options)
     run = backward_kernel(Form.of(operands), options, dlse is not None)
     grads = iter(
         run(

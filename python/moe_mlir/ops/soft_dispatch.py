@@ -1,17 +1,17 @@
 """moe.soft_dispatch: SoftMoE's two softmaxes (docs/Spec.md 3.8)."""
 
-import functools
-
 import torch
 
 from .._support.keywords import renamed
 from ._check import ACTIVATIONS, MASK, SCORES, Checker
-from ._kernel import Kernel, Tensor, contiguous, f64, rows
+from ._few_values import FewValues, scalar
+from ._kernel import Kernel, Tensor, contiguous, f64, kernels, rows
 from ._library import define
 
 # What the schema calls otherwise, as callers once did.
 _NAMES = {"x": "h", "m": "metric"}
 _check = Checker("soft_dispatch", _NAMES)
+_scales = FewValues()
 
 
 @renamed(_NAMES)
@@ -72,7 +72,7 @@ def _validate(x, phi, scale_value, scale, eps, mask, m):
         _check.shape("m", m, x.shape, "of 'x'")
 
 
-@functools.cache
+@kernels
 def kernel(
     x_dtype: torch.dtype,
     phi_dtype: torch.dtype,
@@ -107,11 +107,12 @@ def kernel(
 def _cpu(x, phi, scale_value, scale, eps, mask, m):
     _validate(x, phi, scale_value, scale, eps, mask, m)
     width, experts, slots = phi.shape
+    form = (x.dtype, phi.dtype, width, experts, slots)
+    masks = (mask is not None, m is not None)
+    if scale_value is None and not _scales.has((form, eps, masks), scale):
+        scale_value = scalar(scale, x)
     learned = scale_value is not None
-    run = kernel(
-        x.dtype, phi.dtype, width, experts, slots, None if learned else scale, eps,
-        mask is not None, m is not None,
-    )  # fmt: skip
+    run = kernel(*form, None if learned else scale, eps, *masks)
     operands = [rows(x, 2), contiguous(phi)]
     if m is not None:
         operands.append(rows(m, 2))

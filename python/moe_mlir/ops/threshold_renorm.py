@@ -1,17 +1,17 @@
 """moe.threshold_renorm: select the experts above a threshold (docs/Spec.md 3.9)."""
 
-import functools
-
 import torch
 
 from .._support.keywords import renamed
 from ._check import ACTIVATIONS, MASK, SCORES, Checker
-from ._kernel import Kernel, Tensor, boolean, f64, rows
+from ._few_values import FewValues, scalar
+from ._kernel import Kernel, Tensor, boolean, f64, kernels, rows
 from ._library import define
 
 # What the schema calls otherwise, as callers once did.
 _NAMES = {"p": "probs"}
 _check = Checker("threshold_renorm", _NAMES)
+_thetas = FewValues()
 
 
 @renamed(_NAMES)
@@ -58,7 +58,7 @@ def _validate(p, theta_value, theta, renorm, mask):
         _check.shape("mask", mask, p.shape[:-1], "of 'p' without experts")
 
 
-@functools.cache
+@kernels
 def kernel(experts: int, theta: float | None, renorm: bool, masked: bool) -> Kernel:
     inputs = [Tensor("p", ("n", experts), torch.float32)]
     if theta is None:
@@ -79,6 +79,8 @@ def kernel(experts: int, theta: float | None, renorm: bool, masked: bool) -> Ker
 
 def _cpu(p, theta_value, theta, renorm, mask):
     _validate(p, theta_value, theta, renorm, mask)
+    if theta_value is None and not _thetas.has((p.shape[-1], renorm, mask is not None), theta):
+        theta_value = scalar(theta, p)
     learned = theta_value is not None
     run = kernel(p.shape[-1], None if learned else theta, renorm, mask is not None)
     operands = [rows(p, 1)]

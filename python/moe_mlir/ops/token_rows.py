@@ -1,11 +1,9 @@
 """moe.token_rows: the token of each row of the experts (docs/Spec.md 3.14)."""
 
-import functools
-
 import torch
 
 from ._check import INDICES, Checker
-from ._kernel import Kernel, Tensor, contiguous
+from ._kernel import Kernel, Tensor, contiguous, kernels
 from ._library import define
 
 _check = Checker("token_rows")
@@ -34,7 +32,7 @@ def _validate(slots):
     _check.dtype("slots", slots, INDICES)
 
 
-@functools.cache
+@kernels
 def kernel(k: int, slot_dtype: torch.dtype) -> Kernel:
     return Kernel("token_rows", (Tensor("slots", ("n", k), slot_dtype),),
                   (Tensor("rows", (("n", k),), torch.int64),))

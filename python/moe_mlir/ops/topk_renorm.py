@@ -1,15 +1,16 @@
 """moe.topk_renorm: select k experts a token and weigh them (docs/Spec.md 3.1)."""
 
-import functools
 from typing import Any
 
 import torch
 
 from ._check import ACTIVATIONS, INDICES, MASK, Checker
-from ._kernel import Kernel, Tensor, boolean, enum, f64, rows
+from ._few_values import FewValues
+from ._kernel import Kernel, Tensor, boolean, enum, f64, kernels, rows
 from ._library import define
 
 _check = Checker("topk_renorm")
+_scales, _backward_scales = FewValues(), FewValues()
 
 
 def topk_renorm(
@@ -66,7 +67,7 @@ def _validate(scores, k, kind, route_scale, mask, index_dtype):
         _check.shape("mask", mask, scores.shape[:-1], "of 'scores' without experts")
 
 
-@functools.cache
+@kernels
 def kernel(
     dtype: torch.dtype,
     experts: int,
@@ -95,9 +96,16 @@ def kernel(
 def _cpu(scores, k, kind, renorm, route_scale, mask, index_dtype):
     _validate(scores, k, kind, route_scale, mask, index_dtype)
     experts, masked = scores.shape[-1], mask is not None
-    run = kernel(scores.dtype, experts, k, kind, renorm, route_scale, masked, index_dtype)
+    form = (scores.dtype, experts, k, kind, renorm, masked, index_dtype)
+    constant = _scales.has(form, route_scale)
+    run = kernel(
+        scores.dtype, experts, k, kind, renorm, route_scale if constant else 1.0, masked,
+        index_dtype,
+    )  # fmt: skip
     operands = (rows(scores, 1), rows(mask, 0)) if masked else (rows(scores, 1),)
     gates, indices = run(*operands)
+    if not constant:
+        gates = gates * route_scale
     if scores.dim() != 2:
         shape = (*scores.shape[:-1], k)
         gates, indices = gates.view(shape), indices.view(shape)
@@ -113,7 +121,7 @@ def _fake(scores, k, kind, renorm, route_scale, mask, index_dtype):
 # -------------------------------------------------------------------- backward
 
 
-@functools.cache
+@kernels
 def backward_kernel(
     index_dtype: torch.dtype,
     scores_dtype: torch.dtype | None,
@@ -144,10 +152,15 @@ def backward_kernel(
 
 
 def _backward_cpu(dgates, gates, indices, scores, experts, dtype, score, renorm, eps, route_scale):
-    run = backward_kernel(
+    form = (
         indices.dtype, None if scores is None else scores.dtype, experts, gates.shape[-1], score,
-        renorm, eps, route_scale,
+        renorm, eps,
     )  # fmt: skip
+    if not _backward_scales.has(form, route_scale):
+        # The gradient of gates before they were scaled; where all are 0, so is the gradient.
+        dgates = dgates * route_scale
+        gates, route_scale = gates / (route_scale or 1.0), 1.0
+    run = backward_kernel(*form, route_scale)
     operands = (dgates, gates, indices) if scores is None else (dgates, gates, indices, scores)
     (dscores,) = run(*(rows(x, 1) for x in operands))
     return dscores.view(*gates.shape[:-1], experts).to(dtype)

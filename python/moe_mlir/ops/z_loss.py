@@ -1,12 +1,10 @@
 """moe.z_loss: how large the logits are (docs/Spec.md 4, F14)."""
 
-import functools
-
 import torch
 
 from .._support.keywords import renamed
 from ._check import ACTIVATIONS, MASK, Checker
-from ._kernel import Kernel, Tensor, rows
+from ._kernel import Kernel, Tensor, kernels, rows
 from ._library import define
 
 # What the schema calls otherwise, as callers once did.
@@ -43,7 +41,7 @@ def _validate(z, mask):
         _check.shape("mask", mask, z.shape[:-1], "of 'z' without experts")
 
 
-@functools.cache
+@kernels
 def kernel(experts: int, dtype: torch.dtype, masked: bool) -> Kernel:
     inputs = [Tensor("z", ("n", experts), dtype)]
     if masked:
