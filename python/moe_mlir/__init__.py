@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from .cli.doctor import doctor as doctor
     from .compiled.compare import compare as compare
     from .compiled.model import compile as compile
+    from .compiled.warm_up import warm_up as warm_up
     from .decoding import save_decoder as save_decoder
     from .frontends.explain import explain as explain
     from .frontends.export import export as export
@@ -181,6 +182,7 @@ _FUNCTIONS = {
     "unpack_experts": "packing",
     "unpack_linears": "packing",
     "update_routers": "nn",
+    "warm_up": "compiled.warm_up",
 }
 _SUBMODULES = (
     "distributed",

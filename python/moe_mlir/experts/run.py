@@ -22,6 +22,7 @@ import torch
 
 from .._support.keywords import renamed
 from ..ops import dispatch
+from ..ops._check import Checker
 from ..ops._expert_activation import ExpertActivation, recognize
 from ..ops._panels import is_packed
 from ..ops.run_experts import apply_gates
@@ -43,8 +44,9 @@ def run_experts(
     b_out: torch.Tensor | None = None,
     activation: Callable[[torch.Tensor], torch.Tensor] | str | None = None,
     transposed: bool = False,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """y_t = sum_a gates_ta expert_{indices_ta}(x_t), for tokens of any leading dims.
+    """y_t = sum_a gates_ta expert_{indices_ta}(h_t), for tokens of any leading dims.
 
     Args:
         h: tokens `[.., d]`.
@@ -60,6 +62,7 @@ def run_experts(
             layer's product.
         transposed: weights are `[experts, d, features]` and `[experts, hidden, d]`. Those in
             panels (`moe_mlir.pack_experts`) are not transposed.
+        out: a tensor for y, which is returned; without gradients.
 
     Returns:
         `[.., d]` in the dtype of h.
@@ -73,6 +76,8 @@ def run_experts(
     >>> moe_mlir.experts.run_experts(h, gates, indices, w_in, w_out, activation="swiglu").shape
     torch.Size([5, 16])
     """
+    if out is not None:
+        return _into(out, h, gates, indices, w_in, w_out, b_in, b_out, activation, transposed)
     activation = activation or torch.nn.functional.gelu
     known = recognize(activation)
     if isinstance(w_in, QuantizedWeight) or isinstance(w_out, QuantizedWeight):
@@ -98,6 +103,28 @@ def run_experts(
     return _run_gathered(h, gates, indices, _num_experts(w_in), expert)
 
 
+def _into(out, h, gates, indices, w_in, w_out, b_in, b_out, activation, transposed):
+    """`run_experts` with a tensor for the result; one kernel writes it where one runs all."""
+    if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad
+                                       for x in (out, h, gates, w_in, w_out, b_in, b_out)):
+        raise RuntimeError("run_experts: expected no tensor that needs a gradient with 'out', found "
+                           "one; call it in torch.no_grad()")
+    known = recognize(activation or torch.nn.functional.gelu)
+    quantized = isinstance(w_in, QuantizedWeight) or isinstance(w_out, QuantizedWeight)
+    if known is None or quantized or not out.is_contiguous() or out.shape[:-1] != h.shape[:-1]:
+        y = run_experts(h, gates, indices, w_in, w_out, b_in=b_in, b_out=b_out,
+                        activation=activation, transposed=transposed)
+        _check_out.shape("out", out, y.shape, "of the result")
+        _check_out.dtype("out", out, (y.dtype,))
+        return out.copy_(y)
+    _run_whole(h, gates, indices, operand_of(w_in), b_in, operand_of(w_out), b_out, transposed,
+               known, _flat(out))
+    return out
+
+
+_check_out = Checker("run_experts")
+
+
 def _needs_gradient(*tensors):
     """Whether the hidden rows are worth keeping for a backward."""
     # torch.jit.trace compares graphs of calls with and without gradients.
@@ -106,12 +133,12 @@ def _needs_gradient(*tensors):
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
-def _run_whole(x, gates, indices, w_in, b_in, w_out, b_out, transposed, activation):
+def _run_whole(x, gates, indices, w_in, b_in, w_out, b_out, transposed, activation, out=None):
     tokens, chosen, weights = _flat(x), _flat(indices), _flat(gates)
     if tokens.dtype != torch.float64:
         weights = weights.to(torch.float32)
     y = _whole_layer(tokens, weights, chosen, w_in, b_in, w_out, b_out, transposed=transposed,
-                     activation=activation)
+                     activation=activation, out=out)
     return y.reshape(*x.shape[:-1], y.shape[-1])
 
 

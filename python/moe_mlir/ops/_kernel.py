@@ -151,8 +151,11 @@ class Kernel:
         ]
         return same, results
 
-    def __call__(self, *tensors):
-        """Runs on contiguous tensors of one device in the order of `inputs`; returns the results."""
+    def __call__(self, *tensors, out=None):
+        """Runs on contiguous tensors of one device in the order of `inputs`; returns the results.
+
+        `out` are contiguous tensors for them, of the right shapes and dtypes.
+        """
         same, plan = self._plan
         shapes = [tensor.shape for tensor in tensors]
         # Memory safety: the kernel trusts that sizes of one name agree.
@@ -160,7 +163,7 @@ class Kernel:
             if shapes[i][axis] != shapes[j][other]:
                 self._fail(i, axis, j, other, shapes)
         device = tensors[0].device
-        results = [
+        results = out or [
             torch.empty([size(shapes) for size in dims], dtype=dtype, device=device)
             for dtype, dims in plan
         ]

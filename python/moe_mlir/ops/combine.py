@@ -5,6 +5,7 @@ import torch
 from ._check import ACTIVATIONS, INDICES, SCORES, Checker
 from ._kernel import Kernel, Tensor, contiguous, kernels, rows
 from ._library import define
+from ._out import can_write
 
 _check = Checker("combine")
 
@@ -15,6 +16,7 @@ def combine(
     slots: torch.Tensor,
     *,
     shared: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """y_i = shared_i + sum_a gates_ia expert_out[slots_ia].
 
@@ -23,12 +25,21 @@ def combine(
         gates: `[.., k]`; 16-bit ones are widened to float32.
         slots: `[.., k]` int32 or int64; a slot that is no row (-1) adds nothing.
         shared: `[.., d]` in the dtype of `expert_out`, the shared experts' output.
+        out: a tensor for y, which is returned; without gradients. It may be `shared`.
 
     Returns:
         y `[.., d]` in the dtype of `expert_out`; the sum is formed in float32
         in the order of k and rounded once.
     """
-    return _op(expert_out, gates, slots, shared)
+    if out is None:
+        return _op(expert_out, gates, slots, shared)
+    args = _arguments(expert_out, gates, slots, shared)
+    _validate(*args)
+    shape = (*gates.shape[:-1], expert_out.shape[1])
+    if can_write(_check, args, (out,), shape, (expert_out.dtype,), "[tokens of 'gates', d]"):
+        _cpu(*args, out=out)
+        return out
+    return out.copy_(_op(expert_out, gates, slots, shared))
 
 
 def _arguments(expert_out, gates, slots, shared):
@@ -69,14 +80,14 @@ def kernel(
     return Kernel("combine", tuple(inputs), (Tensor("y", ("n", width), dtype),))
 
 
-def _cpu(expert_out, gates, slots, shared):
+def _cpu(expert_out, gates, slots, shared, *, out=None):
     _validate(expert_out, gates, slots, shared)
     width = expert_out.shape[1]
     run = kernel(expert_out.dtype, width, gates.shape[-1], slots.dtype, shared is not None)
     operands = [contiguous(expert_out), rows(gates, 1), rows(slots, 1)]
     if shared is not None:
         operands.append(rows(shared, 1))
-    (y,) = run(*operands)
+    (y,) = run(*operands, out=None if out is None else [out.view(operands[1].shape[0], width)])
     return y.view(*gates.shape[:-1], width)
 
 

@@ -7,7 +7,7 @@ from ._check import ACTIVATIONS, INDICES, MASK, Checker
 from ._few_values import FewValues
 from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64, kernels, rows
 from ._library import define
-from .topk_renorm import gradient, save_for_gradient
+from .topk_renorm import gradient, matrices, save_for_gradient, write
 
 _check = Checker("grouped_topk")
 
@@ -33,6 +33,7 @@ def grouped_topk(
     num_valid: int | torch.Tensor | None = None,
     forced: torch.Tensor | None = None,
     index_dtype: torch.dtype = torch.int64,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Selects k experts a token by biased, group-limited scores and weighs them without the bias.
 
@@ -53,14 +54,16 @@ def grouped_topk(
         forced: `[.., k]` recorded ids: their gates are computed anew, the order is kept, and an
             id of -1 has gate 0.
         index_dtype: torch.int64 or torch.int32.
+        out: tensors for gates and indices, which are returned; without gradients.
 
     Returns:
         gates `[.., k]` float32 and indices `[.., k]`.
     """
-    return _op(
+    given = (
         scores, k, bias, score, n_group, topk_group, group_score, renorm, eps, route_scale,
         mask, num_valid, forced, index_dtype,
     )  # fmt: skip
+    return _op(*given) if out is None else write(_check, _op, _cpu, _arguments(*given), given, out)
 
 
 def _arguments(
@@ -163,7 +166,7 @@ def _attributes(score, n_group, topk_group, group_score, renorm, eps, route_scal
     )
 
 
-def _cpu(scores, k, bias, forced, mask, num_valid, *options):
+def _cpu(scores, k, bias, forced, mask, num_valid, *options, out=None):
     _validate(scores, k, bias, forced, mask, num_valid, *options)
     *attributes, route_scale, index_dtype = options
     form = (
@@ -182,9 +185,11 @@ def _cpu(scores, k, bias, forced, mask, num_valid, *options):
         operands.append(rows(mask, 0))
     if num_valid is not None:
         operands.append(num_valid)
-    gates, indices = run(*operands)
+    gates, indices = run(*operands, out=matrices(out))
+    if not constant:
+        gates = gates * route_scale if out is None else gates.mul_(route_scale)
     shape = (*scores.shape[:-1], k)
-    return (gates if constant else gates * route_scale).view(shape), indices.view(shape)
+    return gates.view(shape), indices.view(shape)
 
 
 def _fake(scores, k, *options):

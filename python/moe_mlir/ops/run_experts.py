@@ -7,6 +7,7 @@ from ._expert_activation import SCHEMA, ExpertActivation
 from ._expert_runs import are_grouped, has_gpu_kernel, has_kernel, multiply_groups
 from ._kernel import Kernel, Step, Tensor, contiguous, kernels, rows
 from ._library import define
+from ._out import can_write
 from ._panels import (
     as_operand,
     columns,
@@ -36,6 +37,7 @@ def run_experts(
     *,
     transposed: bool = False,
     activation: ExpertActivation,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """y_t = sum_a gates_ta expert_{indices_ta}(x_t), dispatch to combine in one function.
 
@@ -50,11 +52,18 @@ def run_experts(
             (`moe_mlir.pack_experts`), which have no gradient.
         b_out: `[experts, d]`, or None.
         activation: between the two layers.
+        out: `[tokens, d]` for the result.
 
     Returns:
         `[tokens, d]` in the dtype of x.
     """
-    return _op(x, gates, indices, w_in, b_in, w_out, b_out, transposed, *activation.options)
+    args = (x, gates, indices, w_in, b_in, w_out, b_out, transposed, *activation.options)
+    if out is None:
+        return _op(*args)
+    d = _widths(x, w_in, w_out, transposed, activation)[1]
+    if can_write(_check, args, (out,), (x.shape[0], d), (x.dtype,), "[tokens of 'x', d]"):
+        return _run(*args, out=out)
+    return out.copy_(_op(*args))
 
 
 def _validate(x, gates, indices, w_in, b_in, w_out, b_out, transposed, activation):
@@ -168,10 +177,10 @@ def _weight(experts, out, width, dtype, transposed, panels):
     return (experts, width, out) if transposed else (experts, out, width)
 
 
-def _run(x, gates, indices, w_in, b_in, w_out, b_out, transposed=False, *options):
+def _run(x, gates, indices, w_in, b_in, w_out, b_out, transposed=False, *options, out=None):
     activation = ExpertActivation(*options)
     _validate(x, gates, indices, w_in, b_in, w_out, b_out, transposed, activation)
-    features, out = _widths(x, w_in, w_out, transposed, activation)
+    features, width = _widths(x, w_in, w_out, transposed, activation)
     panels = columns(w_in) if is_packed(w_in) else 0
     first, first_transposed = _operand(w_in, transposed)
     last, last_transposed = _operand(w_out, transposed)
@@ -185,15 +194,16 @@ def _run(x, gates, indices, w_in, b_in, w_out, b_out, transposed=False, *options
             layers, w_in, w_out = _layers_by_groups, first, last
             transposed = first_transposed, last_transposed
         *_, outputs = layers(x, w_in, b_in, w_out, b_out, offsets, tokens, transposed, activation)
-        return apply_gates(outputs, gates, slots)
+        y = apply_gates(outputs, gates, slots)
+        return y if out is None else out.copy_(y)
     run = kernel(
-        x.dtype, x.shape[1], features, out, w_in.shape[0], indices.shape[1], indices.dtype,
+        x.dtype, x.shape[1], features, width, w_in.shape[0], indices.shape[1], indices.dtype,
         tuple(None if b is None else b.dtype for b in (b_in, b_out)),
         (first_transposed, last_transposed), panels, activation,
     )  # fmt: skip
     operands = [rows(x, 1), rows(gates, 1), rows(indices, 1), first, last]
     operands += [contiguous(b) for b in (b_in, b_out) if b is not None]
-    (y,) = run(*operands)
+    (y,) = run(*operands, out=None if out is None else [out])
     return y
 
 

@@ -8,6 +8,7 @@ from ._check import ACTIVATIONS, INDICES, MASK, Checker
 from ._few_values import FewValues
 from ._kernel import Kernel, Tensor, boolean, enum, f64, kernels, rows
 from ._library import define
+from ._out import can_write, copy, pair
 
 _check = Checker("topk_renorm")
 _scales, _backward_scales = FewValues(), FewValues()
@@ -22,6 +23,7 @@ def topk_renorm(
     route_scale: float = 1.0,
     mask: torch.Tensor | None = None,
     index_dtype: torch.dtype = torch.int64,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Selects the k best experts of each token and computes their gates.
 
@@ -36,11 +38,25 @@ def topk_renorm(
         route_scale: factor of all gates.
         mask: bool `[..]`, True = real token; others get index -1 and gate 0.
         index_dtype: torch.int64 or torch.int32.
+        out: tensors for gates and indices, which are returned; without gradients.
 
     Returns:
         gates `[.., k]` float32 and indices `[.., k]`.
     """
-    return _op(scores, k, kind, renorm, route_scale, mask, index_dtype)
+    given = (scores, k, kind, renorm, route_scale, mask, index_dtype)
+    return _op(*given) if out is None else write(_check, _op, _cpu, _arguments(*given), given, out)
+
+
+def write(
+    check: Checker, op: Any, kernel: Any, args: tuple, given: tuple, out: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A selection in tensors of the caller."""
+    out = pair(check, out, "gates and indices")
+    shape = (*args[0].shape[:-1], args[1])
+    if can_write(check, args, out, shape, (torch.float32, args[-1]), "[tokens of 'scores', k]"):
+        kernel(*args, out=out)
+        return out
+    return copy(out, op(*given))
 
 
 def _arguments(scores, k, kind, renorm, route_scale, mask, index_dtype):
@@ -93,7 +109,7 @@ def kernel(
     )
 
 
-def _cpu(scores, k, kind, renorm, route_scale, mask, index_dtype):
+def _cpu(scores, k, kind, renorm, route_scale, mask, index_dtype, *, out=None):
     _validate(scores, k, kind, route_scale, mask, index_dtype)
     experts, masked = scores.shape[-1], mask is not None
     form = (scores.dtype, experts, k, kind, renorm, masked, index_dtype)
@@ -103,13 +119,19 @@ def _cpu(scores, k, kind, renorm, route_scale, mask, index_dtype):
         index_dtype,
     )  # fmt: skip
     operands = (rows(scores, 1), rows(mask, 0)) if masked else (rows(scores, 1),)
-    gates, indices = run(*operands)
+    gates, indices = run(*operands, out=matrices(out))
     if not constant:
-        gates = gates * route_scale
+        # A call with results of its own is replayed if they are what the kernel wrote.
+        gates = gates * route_scale if out is None else gates.mul_(route_scale)
     if scores.dim() != 2:
         shape = (*scores.shape[:-1], k)
         gates, indices = gates.view(shape), indices.view(shape)
     return gates, indices
+
+
+def matrices(out: Any) -> list[torch.Tensor] | None:
+    """Results [.., k] as kernels see them."""
+    return out and [x.view(x.shape[:-1].numel(), x.shape[-1]) for x in out]
 
 
 def _fake(scores, k, kind, renorm, route_scale, mask, index_dtype):
