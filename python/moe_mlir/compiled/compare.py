@@ -72,7 +72,7 @@ class Comparison:
 def compare(
     model: torch.nn.Module,
     compiled: Callable[..., Any],
-    args: tuple = (),
+    args: tuple[Any, ...] = (),
     *,
     kwargs: Mapping[str, Any] | None = None,
     reference: torch.nn.Module | None = None,

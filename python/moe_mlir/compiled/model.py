@@ -35,7 +35,7 @@ _tracing = threading.RLock()
 
 def compile(
     model_or_module: torch.nn.Module | torch.export.ExportedProgram | Module,
-    args: tuple | None = None,
+    args: tuple[Any, ...] | None = None,
     *,
     target: str = "cpu",
     kwargs: Mapping[str, Any] | None = None,

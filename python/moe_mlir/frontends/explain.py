@@ -16,7 +16,7 @@ _log = logging.getLogger("moe_mlir.explain")
 
 def explain(
     model: torch.nn.Module | torch.export.ExportedProgram,
-    args: tuple,
+    args: tuple[Any, ...],
     *,
     kwargs: Mapping[str, Any] | None = None,
 ) -> list[RouterMatch]:

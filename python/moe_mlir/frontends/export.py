@@ -219,7 +219,7 @@ def _dims_beside_caches(tensors, caches):
 
 def check_inputs(
     model: torch.nn.Module,
-    args: tuple | None,
+    args: tuple[Any, ...] | None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> None:
     """Raises unless there is a model with a tensor among its inputs."""
@@ -278,7 +278,7 @@ class Example:
 
 def trace(
     model: torch.nn.Module,
-    args: tuple | None,
+    args: tuple[Any, ...] | None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> torch.export.ExportedProgram:
     """The model's program for example inputs, in core ATen."""
@@ -460,7 +460,7 @@ def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedPro
 
 def export(
     model: torch.nn.Module | torch.export.ExportedProgram,
-    args: tuple | None = None,
+    args: tuple[Any, ...] | None = None,
     *,
     dynamic_tokens: bool = True,
     kwargs: Mapping[str, Any] | None = None,

@@ -33,7 +33,7 @@ _MOST_INSIDE = 1_900_000_000
 
 def export(
     model: torch.nn.Module,
-    args: tuple,
+    args: tuple[Any, ...],
     path: str | os.PathLike[str],
     *,
     kwargs: Mapping[str, Any] | None = None,

@@ -68,7 +68,7 @@ class ExpertActivation:
         return cls(*(getattr(arguments, name) for name in cls.__dataclass_fields__))
 
     @property
-    def options(self) -> tuple:
+    def options(self) -> tuple[Any, ...]:
         """The arguments of an op that takes one, in its order; `astuple` takes microseconds."""
         return (self.activation, self.alpha, self.gate, self.bound, self.limit, self.up_limit,
                 self.up_offset)
@@ -101,7 +101,7 @@ class ExpertActivation:
         if self.bound != "clamp" and self.limit is None:
             check.fail(f"expected a 'limit' with bound {self.bound!r}, found None")
 
-    def attributes(self) -> tuple:
+    def attributes(self) -> tuple[tuple[str, str], ...]:
         """The attributes of moe.grouped_linear that say the same."""
         written = [("activation", enum("activation", self.activation)), ("alpha", f64(self.alpha))]
         if self.gate != "none":

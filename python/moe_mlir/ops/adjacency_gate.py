@@ -1,5 +1,7 @@
 """moe.adjacency_gate: smooth probabilities over the expert graph (docs/Spec.md 3.7)."""
 
+from typing import Literal
+
 import torch
 
 from .._support.keywords import renamed
@@ -22,7 +24,7 @@ def adjacency_gate(
     adjacency: torch.Tensor,
     *,
     threshold: float = 0.0,
-    cold_start: str = "literal",
+    cold_start: Literal["literal", "base"] = "literal",
 ) -> torch.Tensor:
     """g_j = sum_k a_jk p_k, with entries of `adjacency` below `threshold` dropped.
 

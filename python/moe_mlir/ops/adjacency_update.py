@@ -1,5 +1,7 @@
 """moe.adjacency_update: learn the expert graph from co-selections (docs/Spec.md 3.7)."""
 
+from typing import Literal
+
 import torch
 
 from .._support.keywords import renamed
@@ -20,7 +22,7 @@ def adjacency_update(
     indices: torch.Tensor,
     *,
     beta: float = 0.9,
-    norm: str = "row",
+    norm: Literal["row", "col", "eq7"] = "row",
     diagonal: bool = True,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Attention that also returns the entropies of its rows (docs/Spec.md 3.4, identity 5)."""
 
 from collections.abc import Iterator
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import torch
 
@@ -33,7 +33,7 @@ def attention(
     scale: float | None = None,
     window: int | None = None,
     exclude_self: bool = False,
-    precision: str = "ieee",
+    precision: Literal["ieee", "tf32"] = "ieee",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Scaled dot-product attention, with the log-sum-exps and entropies of its rows.
 

@@ -1,6 +1,6 @@
 """moe.attention_entropy: the mean entropy of each attention head (docs/Spec.md 3.5)."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -31,7 +31,7 @@ def attention_entropy(
     scale: float | None = None,
     window: int | None = None,
     exclude_self: bool = False,
-    precision: str = "ieee",
+    precision: Literal["ieee", "tf32"] = "ieee",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Entropy of the attention weights softmax(scale q.k + bias), natural logarithm.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 
@@ -46,11 +46,11 @@ def attention_posterior(
     row_entropy: torch.Tensor | None = None,
     sigma: float | torch.Tensor = 1.0,
     scale: float | None = None,
-    head_mode: str | int = "min_entropy",
-    head_scope: str = "sequence",
+    head_mode: Literal["min_entropy", "all"] | int = "min_entropy",
+    head_scope: Literal["sequence", "batch"] = "sequence",
     window: int | None = None,
     exclude_self: bool = False,
-    precision: str = "ieee",
+    precision: Literal["ieee", "tf32"] = "ieee",
     return_lse: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     """Mixes the keys' expert probabilities by the posterior of attention given its output.

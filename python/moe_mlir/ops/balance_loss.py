@@ -1,5 +1,7 @@
 """moe.balance_loss: how unevenly experts are chosen (docs/Spec.md 4, F14)."""
 
+from typing import Literal
+
 import torch
 
 from .._support.keywords import renamed
@@ -18,7 +20,7 @@ def balance_loss(
     indices: torch.Tensor,
     *,
     mask: torch.Tensor | None = None,
-    divide_by: str = "tokens",
+    divide_by: Literal["tokens", "assignments"] = "tokens",
 ) -> torch.Tensor:
     """E sum_e f_e P_e: f the experts' shares of the assignments, P their mean probabilities.
 

@@ -1,5 +1,7 @@
 """moe.dispersion_weights: the metric of each cluster (docs/Spec.md 3.6)."""
 
+from typing import Literal
+
 import torch
 
 from .._support.keywords import renamed
@@ -21,7 +23,9 @@ def dispersion_weights(
     *,
     eps: float = 1e-4,
     clamp: float | None = None,
-    scale: str = "cluster",
+    scale: Literal[
+        "cluster", "feature", "global", "global_preclamp", "dispersion", "none"
+    ] = "cluster",
     include_empty: bool = False,
 ) -> torch.Tensor:
     """metric = 1 / (dispersion + eps), capped at `clamp` times its mean and divided by a mean.

@@ -1,5 +1,7 @@
 """moe.topk_renorm in its full form: other scores, bias, groups, forced ids (docs/Spec.md 9.1)."""
 
+from typing import Literal
+
 import torch
 
 from ..formulas import SCORE_FUNCTIONS
@@ -22,10 +24,10 @@ def grouped_topk(
     k: int,
     *,
     bias: torch.Tensor | None = None,
-    score: str = "sigmoid",
+    score: Literal["softmax", "sigmoid", "sqrtsoftplus", "none"] = "sigmoid",
     n_group: int = 1,
     topk_group: int = 1,
-    group_score: str = "top2",
+    group_score: Literal["top2", "top2_sum", "max"] = "top2",
     renorm: bool = True,
     eps: float = 0.0,
     route_scale: float = 1.0,

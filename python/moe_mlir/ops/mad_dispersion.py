@@ -1,5 +1,7 @@
 """moe.mad_dispersion: how far the tokens of each expert lie apart (docs/Spec.md 3.6)."""
 
+from typing import Literal
+
 import torch
 
 from ._check import ACTIVATIONS, INDICES, MASK, Checker
@@ -14,7 +16,7 @@ def mad_dispersion(
     assign: torch.Tensor,
     num_experts: int,
     *,
-    measure: str = "mad",
+    measure: Literal["mad", "variance", "pairwise"] = "mad",
     mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Statistics of the cluster of tokens that each expert was assigned.

@@ -1,5 +1,7 @@
 """moe.make_finite: non-finite scores become the least finite one (docs/Spec.md 3.1)."""
 
+from typing import Literal
+
 import torch
 
 from ._check import ACTIVATIONS, Checker
@@ -9,7 +11,7 @@ from ._library import define
 _check = Checker("make_finite")
 
 
-def make_finite(scores: torch.Tensor, *, scope: str = "row") -> torch.Tensor:
+def make_finite(scores: torch.Tensor, *, scope: Literal["row", "tensor"] = "row") -> torch.Tensor:
     """Replaces NaN and infinities by the least finite score, 0 where there is none.
 
     Args:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import torch
 
@@ -29,8 +29,8 @@ def similarity_inform(
     tau: float | torch.Tensor = 1.0,
     mask: torch.Tensor | None = None,
     window: int | None = None,
-    restrict: str = "all",
-    precision: str = "ieee",
+    restrict: Literal["all", "entropy"] = "all",
+    precision: Literal["ieee", "tf32"] = "ieee",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """p_i = sum_j softmax_j(h_i^T weight keys_j / tau) probs_j, without the N x N matrix in memory.
 

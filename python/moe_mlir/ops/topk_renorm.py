@@ -1,6 +1,6 @@
 """moe.topk_renorm: select k experts a token and weigh them (docs/Spec.md 3.1)."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -18,7 +18,7 @@ def topk_renorm(
     scores: torch.Tensor,
     k: int,
     *,
-    kind: str = "logits",
+    kind: Literal["logits", "probs"] = "logits",
     renorm: bool = True,
     route_scale: float = 1.0,
     mask: torch.Tensor | None = None,

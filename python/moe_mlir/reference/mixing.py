@@ -228,7 +228,7 @@ def attention_posterior(
     row_entropy: torch.Tensor | None = None,
     sigma: float | torch.Tensor = 1.0,
     scale: float | None = None,
-    head_mode: Literal["min_entropy", "all"] = "min_entropy",
+    head_mode: Literal["min_entropy", "all"] | int = "min_entropy",
     head_scope: Literal["sequence", "batch"] = "sequence",
     window: int | None = None,
     exclude_self: bool = False,

@@ -59,7 +59,7 @@ def _read_ptx(ptx: Any) -> str:
 class Module:
     """Parsed and decoded PTX: load once, launch often."""
 
-    def __init__(self, ptx: str | os.PathLike):
+    def __init__(self, ptx: str | os.PathLike[str]):
         text = _read_ptx(ptx).encode()
         self._library = library()
         error = ctypes.c_void_p()
@@ -161,7 +161,7 @@ class Module:
 
 
 def launch(
-    ptx: str | os.PathLike | Module,
+    ptx: str | os.PathLike[str] | Module,
     kernel: str,
     grid: int | Sequence[int],
     block: int | Sequence[int],

@@ -1,7 +1,9 @@
 """Editors and type checkers read the annotations, which py.typed tells them of."""
 
 import ast
+import importlib
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -97,3 +99,52 @@ def _names_for_type_checkers():
 def test_type_checkers_see_every_public_name():
     """They do not run the `__getattr__` by which names are loaded at their first use."""
     assert _names_for_type_checkers() == {*moe_mlir.__all__, "hf", "onnx"}
+
+
+# ---- what strict type checkers say of a program that calls everything -----------------
+
+_PROGRAM = Path(__file__).with_name("typed_program.py")
+_BARE = re.compile(r"\b(tuple|list|dict|Callable|Mapping|Sequence|Iterator|PathLike)\b(?!\[)")
+# What depends on a user's model, on a device's array, or on transformers' classes.
+_ANY = {("CompiledModel.__call__", "return"), ("from_pretrained", "model_class"),
+        ("TensorMap", "array")}
+
+
+def test_the_typed_program_calls_every_public_function():
+    text = _PROGRAM.read_text()
+    missing = [f"{name}.{f}" for name in ("", "metrics", "distributed", "experts", "plots", "hf")
+               for module in [importlib.import_module(f"moe_mlir.{name}".rstrip("."))]
+               for f in module.__all__ if callable(getattr(module, f)) and f not in (
+                   "experts_forward",) and f"{name or 'moe_mlir'}.{f}" not in text]
+    assert not missing
+
+
+def _signatures():
+    for name in ("", "nn", "reference", "metrics", "distributed", "experts", "sim", "plots", "hf",
+                 "onnx"):
+        module = importlib.import_module(f"moe_mlir.{name}".rstrip("."))
+        for public in module.__all__:
+            function = getattr(module, public)
+            if inspect.isfunction(function):
+                yield f"{name}.{public}".lstrip("."), function
+
+
+@pytest.mark.parametrize(("name", "function"), list(_signatures()),
+                         ids=lambda x: x if isinstance(x, str) else "")
+def test_no_argument_or_result_is_of_any_type(name, function):
+    signature = inspect.signature(function)
+    given = {p.name: str(p.annotation) for p in signature.parameters.values()
+             if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    given["return"] = str(signature.return_annotation)
+    plain = {n: a.strip("'").replace("typing.", "").replace("collections.abc.", "")
+             for n, a in given.items() if (name, n) not in _ANY}
+    assert not {n: a for n, a in plain.items() if a in ("Any", "Any | None")}
+    assert not {n: a for n, a in plain.items() if _BARE.search(a) and "<class" not in a}
+
+
+def test_strings_of_ops_are_listed():
+    """A choice among words is a Literal, so that editors offer them and checkers refuse others."""
+    loose = [(name, p.name) for name in ops.__all__
+             for p in inspect.signature(getattr(ops, name)).parameters.values()
+             if p.annotation is str]
+    assert not loose

@@ -106,8 +106,9 @@ def _call_op(router, x):
 
     plain = router.bias is False and router.n_group == 1
     if plain and router.score in ("softmax", "none"):
-        kind = "logits" if router.score == "softmax" else "probs"
-        return ops.topk_renorm(x, router.k, kind=kind)[1]
+        if router.score == "softmax":
+            return ops.topk_renorm(x, router.k, kind="logits")[1]
+        return ops.topk_renorm(x, router.k, kind="probs")[1]
     return ops.grouped_topk(x, router.k, **router.options())[1]
 
 

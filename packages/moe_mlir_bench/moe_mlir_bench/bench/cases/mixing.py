@@ -1,6 +1,6 @@
 """Mixing expert probabilities over tokens: similarity and the attention posterior."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -206,7 +206,7 @@ def attention_posterior(
     d: int,
     e: int,
     causal: bool,
-    mode: str | int,
+    mode: Literal["min_entropy", "all"] | int,
     **options: Any,
 ) -> Case:
     chosen = heads if mode == "all" else 1
