@@ -13,6 +13,7 @@ import functools
 
 import torch
 
+from ._support.changes import Changes
 from ._support.modules import require_module
 from ._transformers.experts_interface import experts_forward, register_experts
 from .patching.expert_loops import FORMS, is_expert_loop, known_experts, loop_forward
@@ -26,7 +27,7 @@ from .patching.router_modules import experts_inside, selecting_method, selects_e
 # ---- routers -------------------------------------------------------------------------
 
 
-def patch(model: torch.nn.Module) -> int:
+def patch(model: torch.nn.Module) -> Changes:
     """Makes the routers of a transformers model run on moe ops, in place.
 
     A router is a module of transformers, or of code that came with a checkpoint, whose forward
@@ -44,8 +45,9 @@ def patch(model: torch.nn.Module) -> int:
         model: any module; one without routers is not changed.
 
     Returns:
-        the number of newly patched routers. One warning names the modules that select
-        experts and stay as they are, each with the reason.
+        the number of newly patched routers, a `Changes`: its `summary()` lists them, experts that
+        ran in a loop, and modules that select experts and stay as they are, each with the reason.
+        One warning names the latter as well.
 
     Raises:
         TypeError: `model` is no module.
@@ -57,7 +59,7 @@ def patch(model: torch.nn.Module) -> int:
     """
     require_module(model)
     dtype = getattr(model, "dtype", None)
-    kept = Kept()
+    kept, changed = Kept(), {}
     replaced = 0
     for name, module in model.named_modules():
         if _is_patched(module):
@@ -70,8 +72,10 @@ def patch(model: torch.nn.Module) -> int:
         elif forward is not None:
             setattr(module, place, forward)
             replaced += _counts(module)
+            what = "router" if _counts(module) else "experts"
+            changed[name] = f"{type(module).__name__}, {what} by moe ops"
     kept.warn()
-    return replaced
+    return Changes(replaced, changed, kept.reasons())
 
 
 def unpatch(model: torch.nn.Module) -> int:

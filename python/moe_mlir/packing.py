@@ -12,10 +12,10 @@ All but the kernels still see the weights of the model (`experts/packed_weight.p
 `moe_mlir.compile` packs both by `lend`, until they are trained (`experts/loan.py`).
 """
 
-from collections.abc import Callable
 
 import torch
 
+from ._support.changes import Changes, Tally
 from ._support.log import logger, warn_user
 from ._support.modules import require_module
 from ._transformers.grouped_linear import groups_of
@@ -35,6 +35,8 @@ from .ops._panels import columns_of_panels, is_packed, why_no_panels
 from .ops.packed_linear import packed_linear
 from .weights.implementations import run_by_kernels
 from .weights.model_layers import (
+    OF_ROUTER,
+    TRAINED,
     ModelLayers,
     is_experts,
     is_of_router,
@@ -47,7 +49,7 @@ _log = logger("compile")
 _HAS_HOOKS = "_moe_has_packing_hooks"
 
 
-def pack_experts(model: torch.nn.Module) -> int:
+def pack_experts(model: torch.nn.Module) -> Changes:
     """Packs the weights of all layers of experts of a model, in place.
 
     Args:
@@ -55,14 +57,17 @@ def pack_experts(model: torch.nn.Module) -> int:
             whose experts implementation is "moe" (`model.set_experts_implementation("moe")`).
 
     Returns:
-        the number of newly packed layers. If a layer cannot be packed, a warning gives the
-        reason.
+        the number of newly packed layers, a `Changes`: its `summary()` lists them, and those
+        that stay as they are with the reason. If a layer cannot be packed, a warning gives the
+        reason as well.
 
     Packing needs memory for one additional weight of one layer. Widths that are not multiples
     of 64 are padded with zeros.
     """
     require_module(model)
-    return _pack_experts(model, warn_user)
+    tally = Tally("packed", warn_user)
+    _pack_experts(model, tally)
+    return tally.changes()
 
 
 def unpack_experts(model: torch.nn.Module) -> int:
@@ -109,7 +114,7 @@ class PackedGroupedLinear(PackedLinear):
         return packed_linear(input, weight, None, self.out_features // groups, groups)
 
 
-def pack_linears(model: torch.nn.Module) -> int:
+def pack_linears(model: torch.nn.Module) -> Changes:
     """Packs the weights of all linear layers of a model, in place.
 
     Packed weights are faster to read, which counts in decoding. Results can differ from torch's
@@ -122,7 +127,8 @@ def pack_linears(model: torch.nn.Module) -> int:
             so that they are still recognised, and so do PEFT's adapters, so that they can be trained.
 
     Returns:
-        the number of layers packed. A layer that cannot be packed gets a warning with the reason:
+        the number of layers packed, a `Changes`: its `summary()` lists them, and those that
+        stay as they are. A layer that cannot be packed gets a warning with the reason:
         it has fewer outputs than a panel has columns on this CPU (16 or 64), or shares its weight
         with the embedding, for example.
 
@@ -130,7 +136,9 @@ def pack_linears(model: torch.nn.Module) -> int:
     multiple of 64 are padded with zeros.
     """
     require_module(model)
-    return _pack_linears(model, warn_user)
+    tally = Tally("packed", warn_user)
+    _pack_linears(model, tally)
+    return tally.changes()
 
 
 def unpack_linears(model: torch.nn.Module) -> int:
@@ -159,11 +167,13 @@ def lend(model: torch.nn.Module) -> dict[str, PackedWeight]:
     if not model.training and all(weight.device.type == "cpu" for weight in model.parameters()):
         loan = Loan(unpack_parameter)
         try:
-            count = _pack_experts(model, _log.info, loan) + _pack_linears(model, _log.info, loan)
+            tally = Tally("packed", _log.info)
+            _pack_experts(model, tally, loan)
+            _pack_linears(model, tally, loan)
         except BaseException:
             loan.give_back()
             raise
-        _log.info("%s: %d layers are packed", type(model).__name__, count)
+        _log.info("%s: %d layers are packed", type(model).__name__, tally.changes())
     return lent(model)
 
 
@@ -210,39 +220,41 @@ def _why_not_linear(layers: ModelLayers, module, groups: int) -> str:
 # ---- packing -----------------------------------------------------------------------
 
 
-def _pack_experts(model, refuse: Callable[[str], None], loan: Loan | None = None) -> int:
-    layers, packed = ModelLayers(model), 0
+def _pack_experts(model, tally: Tally, loan: Loan | None = None) -> None:
+    layers = ModelLayers(model)
     for name, module in model.named_modules():
         if not is_experts(module) or not _unpacked(module, weight_names(module)):
             continue
         if reason := _why_not(layers, module, any_implementation=loan is not None):
-            refuse(_refusal(name, module, reason))
+            tally.keep(name, module, reason)
             continue
         _pack(module, loan)
         if loan is not None and (before := run_by_kernels(module)):
             loan.add_implementation(module.config, before)
-        packed += 1
-    return packed
+        tally.change(name, module)
 
 
-def _pack_linears(model, refuse: Callable[[str], None], loan: Loan | None = None) -> int:
-    layers, packed = ModelLayers(model), 0
+def _pack_linears(model, tally: Tally, loan: Loan | None = None) -> None:
+    layers = ModelLayers(model)
     for name, module in model.named_modules():
         groups = _groups(module)
-        if groups == 0 or is_of_router(name) or module.in_features == 0 or \
-                not _unpacked(module, ["weight"]):
+        if groups == 0 or module.in_features == 0 or not _unpacked(module, ["weight"]):
+            continue
+        if is_of_router(name):
+            tally.keep(name, module, OF_ROUTER, silently=True)
             continue
         # What PEFT trains keeps its gradients; a loan ends when it is trained.
         if loan is None and layers.is_trained_by_peft(module):
+            tally.keep(name, module, TRAINED, silently=True)
             continue
         if reason := _why_not_linear(layers, module, groups):
-            refuse(_refusal(name, module, reason))
+            tally.keep(name, module, reason)
             continue
+        kind = type(module).__name__
         _pack_weights(module, [("weight", "none")], transposed=False, loan=loan)
         if not isinstance(module, PackedLinear):
             _change_class(module, groups)
-        packed += 1
-    return packed
+        tally.change(name, module, f"which was {kind}")
 
 
 def _groups(module) -> int:
@@ -265,10 +277,6 @@ def _restore_class(module):
     kind = vars(module).pop("packed_class", torch.nn.Linear)
     if isinstance(module, PackedLinear):
         module.__class__ = kind
-
-
-def _refusal(name, module, reason) -> str:
-    return f"'{name}' ({type(module).__name__}) is not packed: {reason}"
 
 
 def _pack(module, loan):
@@ -333,4 +341,4 @@ def _pack_state(module, state, prefix, *_):
             state[prefix + name] = packed_state(weight, value)
 
 
-__all__ = ["pack_experts", "pack_linears", "unpack_experts", "unpack_linears"]
+__all__ = ["Changes", "pack_experts", "pack_linears", "unpack_experts", "unpack_linears"]

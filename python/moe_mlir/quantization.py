@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 
+from ._support.changes import Changes, Tally
 from ._support.log import warn_user
 from ._support.modules import require_module
 from ._transformers.names import untie
@@ -32,6 +33,8 @@ from .ops.quantized_linear import quantized_linear
 from .packing import give_back
 from .weights.implementations import run_by_kernels
 from .weights.model_layers import (
+    OF_ROUTER,
+    TRAINED,
     ModelLayers,
     is_experts,
     is_of_router,
@@ -85,7 +88,7 @@ def quantize(
     symmetric: bool = True,
     activations: Literal["none", "int8"] = "none",
     linears: bool = True,
-) -> int:
+) -> Changes:
     """Rounds the weights of a model's experts and linear layers to codes of 4, 6 or 8 bits, in place.
 
     Each weight gets the code that is nearest to it (round to nearest). Results differ from the
@@ -107,7 +110,9 @@ def quantize(
         linears: whether `torch.nn.Linear` layers are quantized, too.
 
     Returns:
-        the number of layers. If a layer cannot be quantized, a warning gives the reason.
+        the number of layers, a `Changes`: its `summary()` lists them with their formats, and
+        those that stay as they are with the reason. If a layer cannot be quantized, a warning
+        gives the reason as well.
 
     Raises:
         ValueError: for a format, a group or activations that are none of these, or a weight that
@@ -122,8 +127,11 @@ def quantize(
     require_module(model)
     rounding = Rounding.of(_check, format, group, symmetric, activations)
     give_back(model)
-    count = _replace_experts(model, rounding)
-    return count + (_replace_linears(model, rounding) if linears else 0)
+    tally = Tally("quantized", warn_user)
+    _replace_experts(model, rounding, tally)
+    if linears:
+        _replace_linears(model, rounding, tally)
+    return tally.changes()
 
 
 class QuantizedLinear(torch.nn.Linear):
@@ -141,14 +149,14 @@ class QuantizedLinear(torch.nn.Linear):
                            "layer before it is quantized")
 
 
-def _replace_experts(model, of: Rounding) -> int:
-    layers, count = ModelLayers(model), 0
+def _replace_experts(model, of: Rounding, tally: Tally) -> None:
+    layers = ModelLayers(model)
     for name, module in model.named_modules():
         if not is_experts(module) or _is_quantized(module, weight_names(module)):
             continue
         if reason := (layers.why_not_experts(module, any_implementation=True)
                       or _why_not(module, weight_names(module))):
-            warn_user(f"'{name}' ({type(module).__name__}) is not quantized: {reason}")
+            tally.keep(name, module, reason)
             continue
         activation = layer_activation(module)
         assert activation is not None
@@ -159,27 +167,27 @@ def _replace_experts(model, of: Rounding) -> int:
         for name_of_weight, weight in zip(weight_names(module), weights):
             _set(module, name_of_weight, weight)
         run_by_kernels(module)
-        count += 1
-    return count
+        tally.change(name, module, weights[0].description)
 
 
-def _replace_linears(model, of: Rounding) -> int:
-    layers, count = ModelLayers(model), 0
+def _replace_linears(model, of: Rounding, tally: Tally) -> None:
+    layers = ModelLayers(model)
     for name, module in model.named_modules():
-        if type(module) is not torch.nn.Linear or is_of_router(name) \
-                or layers.is_trained_by_peft(module):
+        if type(module) is not torch.nn.Linear:
+            continue
+        if is_of_router(name) or layers.is_trained_by_peft(module):
+            tally.keep(name, module, OF_ROUTER if is_of_router(name) else TRAINED, silently=True)
             continue
         if reason := (layers.why_not_linear(module, may_be_tied=True)
                       or _why_not(module, ["weight"])):
-            warn_user(f"'{name}' ({type(module).__name__}) is not quantized: {reason}")
+            tally.keep(name, module, reason)
             continue
         weight = of(module.weight, transposed=False, halves=False)
         if layers.is_tied(module):
             untie(model, f"{name}.weight")
         module.__class__ = QuantizedLinear
         _set(module, "weight", weight)
-        count += 1
-    return count
+        tally.change(name, module, weight.description)
 
 
 def _set(module, name, weight):

@@ -103,10 +103,15 @@ class QuantizedWeight(torch.nn.Module):
                 state_dict[f"{prefix}{name}"] = pack_scales(
                     unpack_scales(of_groups, out, halves=self.halves), halves=self.halves)
 
-    def extra_repr(self) -> str:
+    @property
+    def description(self) -> str:
+        """How it is rounded, in words."""
         format, group, activations = self.quantization
         rounded = "" if activations == "none" else f", activations={activations}"
-        return f"{list(self.shape)}, {format}, group={group or 'row'}{rounded}"
+        return f"{format}, group={group or 'row'}{rounded}"
+
+    def extra_repr(self) -> str:
+        return f"{list(self.shape)}, {self.description}"
 
     @property
     def nbytes(self) -> int:

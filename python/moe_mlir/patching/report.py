@@ -14,6 +14,10 @@ class Kept:
     def add(self, name: str, module: torch.nn.Module, reason: str) -> None:
         self._names.setdefault((type(module).__name__, reason), []).append(name)
 
+    def reasons(self) -> dict[str, str]:
+        """Name of a module -> why it stays as it is."""
+        return {name: reason for (_, reason), names in self._names.items() for name in names}
+
     def warn(self) -> None:
         """Says so once, with a line for each class and reason; silent if there is nothing."""
         lines = [_line(kind, names, reason) for (kind, reason), names in self._names.items()]

@@ -18,6 +18,9 @@ from ..ops._expert_activation import ExpertActivation
 _READERS = {"TransformerEncoderLayer", "SwitchTransformersExperts", "ParamWrapper"}
 # PEFT's modules around a layer, and what the layer itself is in them; the rest is trained.
 _ADAPTERS = {"BaseTunerLayer": "base_layer", "AuxiliaryTrainingWrapper": "original_module"}
+# Why a layer stays as it is by design.
+OF_ROUTER = "it is a router's, which stays recognised"
+TRAINED = "PEFT trains it"
 
 
 class ModelLayers:
