@@ -10,6 +10,8 @@ A program is text, so that a difference is reported as code that anybody can run
 import argparse
 import collections
 import contextlib
+import importlib
+import inspect
 import random
 import sys
 import time
@@ -394,7 +396,9 @@ class Meaning(torch.fx.Interpreter):
         bound |= {key.removesuffix("_value"): x for key, x in bound.items()
                   if key.endswith("_value") and x is not None}
         name = node.target._opname
-        names = getattr(reference, name).__code__.co_varnames
+        public = getattr(importlib.import_module(f"moe_mlir.ops.{name}"), "_NAMES", {})
+        bound = {public.get(key, key): x for key, x in bound.items()}
+        names = inspect.signature(getattr(reference, name)).parameters
         found = getattr(reference, name)(**{
             key: bound[key] for key in bound if key in names
             and (bound[key] is not None or key not in ("num_valid",))})
