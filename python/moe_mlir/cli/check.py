@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from .. import sim
 from .._support.command_line import Parser, add_json, print_json
+from ..sim.triton import capability_of
 
 
 class _OnCpu(TorchFunctionMode):
@@ -115,7 +116,7 @@ def parser() -> Parser:
                               "moe check --chip sm_80 --seed 3 --json softmax.py"))
     add = parser.add_argument
     add("file", metavar="FILE.py", help="the program")
-    add("arguments", nargs="*", metavar="ARGUMENT", help="what the program gets as sys.argv[1:]")
+    add("arguments", nargs="*", metavar="ARGUMENT", default=[], help="what the program gets as sys.argv[1:]")
     add("--chip", default="sm_90", help="NVIDIA chip to compile for (default: %(default)s)")
     add("--seed", type=int, default=0, help="order of blocks, warps, and copies (default: 0)")
     add("--policy", type=int, choices=(0, 1), default=0,
@@ -132,6 +133,10 @@ def _parse(argv):
         found.parse_args(argv)
     if not os.path.isfile(options.file):
         found.error(f"expected a Python program, found no file {options.file}")
+    try:
+        capability_of(options.chip)
+    except ValueError as error:
+        found.error(str(error))
     options.arguments = argv[argv.index(options.file) + 1:]
     return options
 
@@ -171,6 +176,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{one['kind']}: {one['source'] or one['kernel']}: {one['message']}")
         print(f"launches: {len(checker.reports)}, kernels: {len(kernels)}, "
               f"findings: {len(findings)}")
+    if ended and not checker.reports:
+        print(f"moe check: warning: expected {options.file} to launch kernels of Triton, found no "
+              "launch: nothing was checked; a file that only defines kernels needs a call of them",
+              file=sys.stderr)
     return 2 if not ended else int(bool(findings))
 
 

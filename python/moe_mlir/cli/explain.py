@@ -94,6 +94,9 @@ def _find(text: str) -> _Target:
         return _Target(torch.export.load(text))
     if ".py:" in text:
         return _of_function(text)
+    if text.endswith(".py"):
+        raise ValueError("expected the name of a function behind the file, which returns (model, args): "
+                         f"{text}:make; found '{text}'")
     if os.path.isdir(text):
         if not (Path(text) / "config.json").exists():
             raise ValueError(f"expected a config.json in the folder {text}, found none")

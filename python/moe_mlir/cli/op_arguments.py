@@ -8,6 +8,7 @@ source tree when they are asked for, so that no line number is ever old.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import json
@@ -168,7 +169,10 @@ def arguments(op: str) -> dict[str, list[Station]]:
     """
     overload = getattr(getattr(torch.ops.moe, op, None), "default", None)
     if overload is None or not (PACKAGE / "ops" / f"{op}.py").exists():  # or a mark of a trace
-        raise ValueError(f"expected an op of torch.ops.moe, such as topk_renorm, found '{op}'")
+        files = [path.stem for path in (PACKAGE / "ops").glob("[!_]*.py")]
+        near = difflib.get_close_matches(op, files, n=1, cutoff=0.4)
+        raise ValueError(f"expected an op of torch.ops.moe, such as topk_renorm, found '{op}'"
+                         + (f"; did you mean {near[0]}?" if near else ""))
     return {argument.name: list(_stations(op, argument.name))
             for argument in overload._schema.arguments}
 

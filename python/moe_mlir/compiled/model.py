@@ -345,7 +345,8 @@ class CompiledModel:
 
     def __repr__(self):
         name = "a program" if self.model is None else type(self.model).__name__
-        return f"<{name} compiled for {self.target}, {len(self._programs)} programs>"
+        count = len(self._programs)
+        return f"<{name} compiled for {self.target}, {count} program{'s' if count != 1 else ''}>"
 
 
 # Attributes that `_prepare` makes.

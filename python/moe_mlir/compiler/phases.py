@@ -181,7 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"wrote {options.output}: {len(compilations)} compilations, "
+    print(f"wrote {options.output}: {len(compilations)} compilation"
+          f"{'s' if len(compilations) != 1 else ''}, "
           f"{sum(map(len, compilations.values()))} phases")
     return 0
 

@@ -37,6 +37,8 @@ _FLOATS = {"fp16": "e", "fp32": "f", "f32": "f", "fp64": "d"}
 # Where CUtensorMapDataType numbers a type otherwise than the device's tensormap.replace.
 _TENSOR_MAP_TYPES = {8: 10, 9: 8, 10: 9}
 _TENSOR_MAP_TF32 = 11
+# The chips that Triton 3.9 compiles for. At another number its LLVM ends the process.
+_CAPABILITIES = (60, 61, 62, 70, 72, 75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121)
 # What Triton emits although the memory model forbids it, and no author of a kernel can change.
 _TRITONS_WAYS = ("unfenced-init", "equal-shared-stores", "repeated-setmaxnreg")
 
@@ -307,6 +309,22 @@ class _Pointer:
         return self.offset
 
 
+def capability_of(chip: str) -> int:
+    """The number of a chip's name.
+
+    Raises:
+        ValueError: it is no chip of NVIDIA that Triton compiles for.
+
+    >>> capability_of("sm_90a")
+    90
+    """
+    match = re.fullmatch(r"sm_(\d{2,3})a?", chip)
+    if match is None or int(match[1]) not in _CAPABILITIES:
+        names = ", ".join(f"sm_{number}" for number in _CAPABILITIES)
+        raise ValueError(f"expected a chip among {names}, found {chip!r}")
+    return int(match[1])
+
+
 def compile_triton(
     kernel: JITFunction,
     args: Sequence[Any] | Mapping[str, Any],
@@ -323,7 +341,7 @@ def compile_triton(
         kernel: a `@triton.jit` function; of an autotuned one pass `.fn` and a configuration.
         args: NumPy arrays, CPU tensors, numbers and `TensorDescriptor`s, a sequence in the order of
             the function's parameters or a mapping by name.
-        chip: "sm_80", "sm_89", "sm_90" ..
+        chip: "sm_80", "sm_89", "sm_90" ..; for sm_90 and above the letter a may follow.
         options: `tl.constexpr` parameters by name, and Triton's options `num_warps`, `num_stages`,
             `num_ctas` ..
 
@@ -332,7 +350,7 @@ def compile_triton(
 
     Raises:
         TypeError: `kernel` is no `@triton.jit` function.
-        ValueError: `chip` is no chip of CUDA.
+        ValueError: `chip` is no chip of NVIDIA that Triton compiles for.
     """
     from triton.runtime.jit import JITFunction
 
@@ -340,8 +358,7 @@ def compile_triton(
         raise TypeError(f"expected a @triton.jit function, found {type(kernel).__name__}"
                         + (": pass its .fn, and a configuration as options"
                            if hasattr(kernel, "fn") else ""))
-    if not (match := re.fullmatch(r"sm_(\d{2,3})a?", chip)):
-        raise ValueError(f"expected chip to be 'sm_80', 'sm_90' or the like, found {chip!r}")
+    capability = capability_of(chip)
 
     def as_triton_looks(value):
         return _Pointer(value) if isinstance(value, np.ndarray) else value
@@ -352,7 +369,7 @@ def compile_triton(
         named.update((name, as_triton_looks(value)) for name, value in args.items())
     else:
         positional = [as_triton_looks(value) for value in args]
-    with _active(_Chip(int(match[1]))):
+    with _active(_Chip(capability)):
         return kernel.warmup(*positional, grid=(1,), **named)
 
 

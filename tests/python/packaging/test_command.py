@@ -207,6 +207,13 @@ def test_check_finds_the_race_of_a_program(tmp_path):
     assert done.returncode == 2 and "IndexError" in done.stderr
 
 
+def test_check_says_when_nothing_was_launched(tmp_path):
+    pytest.importorskip("triton")
+    (tmp_path / "none.py").write_text("print('no kernel')\n")
+    done = moe("check", tmp_path / "none.py")
+    assert done.returncode == 0 and "no launch: nothing was checked" in done.stderr
+
+
 # ------------------------------------------------------------------ errors, colours
 
 
@@ -217,6 +224,10 @@ def test_check_finds_the_race_of_a_program(tmp_path):
     (["cache", "lss"], "invalid choice"),
     (["check", "none.py"], "found no file none.py"),
     (["check", "--chp", "none.py"], "did you mean --chip?"),
+    (["check"], "are required: FILE.py\n"),
+    (["check", "--chip", "sm_91", __file__], "expected a chip among sm_60"),
+    (["explain", __file__], "test_command.py:make; found"),
+    (["explain", "--op", "topk"], "did you mean topk_renorm?"),
     (["explain", "none"], "expected a .pt2 file")])
 def test_wrong_arguments_are_one_line(arguments, says, capsys):
     status, printed = run(capsys, *arguments)

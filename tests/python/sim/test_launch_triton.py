@@ -186,8 +186,15 @@ def test_what_is_no_compiled_kernel(scale):
         tuned = triton.runtime.Autotuner.__new__(triton.runtime.Autotuner)
         tuned.fn = _scale
         sim.compile_triton(tuned, ())
-    with pytest.raises(ValueError, match="expected chip to be 'sm_80'.*found 'gfx942'"):
-        sim.compile_triton(_scale, (), chip="gfx942")
+    for chip in ("gfx942", "sm_91", "sm_8", "90"):
+        with pytest.raises(ValueError, match=f"expected a chip among .*sm_90, .*found '{chip}'"):
+            sim.compile_triton(_scale, (), chip=chip)
+
+
+@pytest.mark.parametrize("chip", ["sm_60", "sm_62", "sm_72", "sm_87", "sm_103", "sm_110", "sm_121"])
+def test_chips_that_the_compiler_has_no_row_for(arrays, chip):
+    kernel = sim.compile_triton(_scale, (*arrays, 96, 2.0), chip=chip, B=64)
+    assert chip in kernel.asm["ptx"]
 
 
 def test_compilation_leaves_the_driver_alone():
