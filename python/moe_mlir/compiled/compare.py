@@ -11,6 +11,7 @@ import torch
 
 from .._torch.core import pytree
 from .._transformers.cache_state import is_cache, leaves_of, put
+from ..experts.quantized_weight import QuantizedWeight
 from ..packing import give_back
 
 # Roundings of a result, relative to the largest number of an output, that are no fault even where
@@ -95,7 +96,8 @@ def compare(
             twice its memory; weights in 4 or 8 bits cannot be, so give the model that they are of.
 
     Raises:
-        TypeError: `model` is no module, or its weights cannot be converted.
+        TypeError: `model` is no module, or its weights cannot be converted, as those in 4 or 8 bits,
+            and there is no `reference`.
 
     Example:
         >>> print(moe_mlir.compare(model, compiled, (ids,)))
@@ -156,6 +158,12 @@ def _dtype(model) -> torch.dtype:
 
 def _wider(model):
     """A copy whose weights have twice the bits."""
+    quantized = [name for name, part in model.named_modules() if isinstance(part, QuantizedWeight)]
+    if quantized:
+        raise TypeError(
+            "compare: expected weights that can be converted to more bits, found a quantized one, "
+            f"'{quantized[0]}'; give the model that was quantized as 'reference', which also says "
+            "what rounding costs")
     wide = copy.deepcopy(model)
     give_back(wide)
     if hasattr(wide, "set_experts_implementation"):

@@ -111,3 +111,17 @@ def test_another_expert_of_equal_scores_is_a_near_tie():
 def test_weights_that_cannot_be_converted_are_an_error():
     with pytest.raises(TypeError, match="expected 'model' to be a torch.nn.Module, found function"):
         moe_mlir.compare(lambda x: x, lambda x: x, (torch.ones(1),))
+
+
+def test_a_quantized_model_beside_the_model_that_was_quantized():
+    model = build()
+    exact = copy.deepcopy(model)
+    moe_mlir.quantize(model, "int4", linears=False)
+    inputs = dict(kwargs=dict(use_cache=False))
+    compiled = moe_mlir.compile(model, (ids(6),), **inputs)
+    with pytest.raises(TypeError, match="found a quantized one, 'model.layers.0.mlp.experts"):
+        moe_mlir.compare(model, compiled, (ids(6),), **inputs)
+    found = moe_mlir.compare(model, compiled, (ids(6),), reference=exact, **inputs)
+    logits = found.outputs[0]
+    assert found.ok, str(found)
+    assert logits.difference < logits.eager_error / 100  # rounding to 4 bits
