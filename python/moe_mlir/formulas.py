@@ -5,7 +5,7 @@ numbers once a step, and are differentiable by torch's own autograd.
 """
 
 import math
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeAlias, overload
 
 import torch
 
@@ -53,6 +53,10 @@ def entropy(probs: torch.Tensor) -> torch.Tensor:
     return -torch.xlogy(probs, probs).sum(dim=-1)
 
 
+# The names of score functions, for signatures; "none" takes scores as they are.
+LogitScore: TypeAlias = Literal["softmax", "sigmoid", "sqrtsoftplus"]
+ScoreName: TypeAlias = Literal[LogitScore, "none"]
+
 # Of logits; the compiler's are in lib/Dialect/MoE/IR/ScoreFunctions.cpp.
 SCORE_FUNCTIONS = {
     "softmax": softmax,
@@ -65,7 +69,7 @@ SCORE_FUNCTIONS = {
 @renamed({"x": "logits"})
 def map_scores(
     logits: torch.Tensor,
-    score: Literal["softmax", "sigmoid", "sqrtsoftplus", "none"],
+    score: ScoreName,
 ) -> torch.Tensor:
     """s = score(x) of logits x, which rank without a bias and make the gates; docs/Spec.md 9.1."""
     if score not in SCORE_FUNCTIONS:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from .. import ops, reference
 from .._torch.core import active_ddp_module, is_in_backward, pytree
-from ..formulas import map_scores
+from ..formulas import LogitScore, map_scores
 from ..ops._check import Checker
 
 # What torch takes for a device; None is torch's default.
@@ -72,7 +72,7 @@ class Scores:
     kind: Literal["logits", "probs"] = "logits"
     given: torch.Tensor | None = None
     state: dict[str, Any] = field(default_factory=dict)
-    score: Literal["softmax", "sigmoid", "sqrtsoftplus"] | None = None
+    score: LogitScore | None = None
     soft: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from ..formulas import map_scores
+from ..formulas import LogitScore, map_scores
 from ._router import Device, LinearRouter, Scores, add_counts, real_tokens, sum_over_ranks
 from .symphony import ExpertGraph
 
@@ -47,7 +47,7 @@ class DeepSeekV3Router(ExpertGraph, LinearRouter):
         n_group: int = 1,
         topk_group: int = 1,
         group_score: Literal["top2", "top2_sum", "max"] = "top2",
-        score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "sigmoid",
+        score: LogitScore = "sigmoid",
         renorm: bool = True,
         gamma: float = 0.001,
         symphony: bool = False,

@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 
-from ..formulas import SCORE_FUNCTIONS
+from ..formulas import SCORE_FUNCTIONS, ScoreName
 from ._check import ACTIVATIONS, INDICES, MASK, Checker
 from ._few_values import FewValues
 from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64, kernels, rows
@@ -24,7 +24,7 @@ def grouped_topk(
     k: int,
     *,
     bias: torch.Tensor | None = None,
-    score: Literal["softmax", "sigmoid", "sqrtsoftplus", "none"] = "sigmoid",
+    score: ScoreName = "sigmoid",
     n_group: int = 1,
     topk_group: int = 1,
     group_score: Literal["top2", "top2_sum", "max"] = "top2",

@@ -18,9 +18,12 @@ Two have anchors of their own (`greedy`), because they select without a top-k:
     F8  softmax -> argmax, max             F9  top-1, mask, top-1 (sparse mixer)
 """
 
+from typing import get_args
+
 import torch
 from torch.fx import Graph, Node
 
+from ..formulas import LogitScore
 from ..graph.arguments import bind_arguments
 from ..ops._check import ACTIVATIONS
 from .forced import find_by_table, match_forced
@@ -194,13 +197,16 @@ def _is_score(node: Node) -> bool:
 
 # ---- the verdict ------------------------------------------------------------------
 
+# Scores of one expert's logit alone.
+_OF_EACH_LOGIT = set(get_args(LogitScore)) - {"softmax"}
+
 
 def _name_form(site: Site) -> None:
     if site.form != "topk":
         return
     if site.groups != 1:
-        site.form = "F4" if site.score in ("sigmoid", "sqrtsoftplus") else "F6"
-    elif site.score in ("sigmoid", "sqrtsoftplus"):
+        site.form = "F4" if site.score in _OF_EACH_LOGIT else "F6"
+    elif site.score in _OF_EACH_LOGIT:
         site.form = "F4"
     elif site.score == "softmax":
         renorm = site.renorm or "renormalisation" in site.left

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 
 from .._support.keywords import renamed
-from ..formulas import map_scores, ratio, softmax, wide
+from ..formulas import ScoreName, map_scores, ratio, softmax, wide
 
 
 def rank_experts(scores: torch.Tensor) -> torch.Tensor:
@@ -67,7 +67,7 @@ def grouped_topk(
     k: int,
     *,
     bias: torch.Tensor | None = None,
-    score: Literal["softmax", "sigmoid", "sqrtsoftplus", "none"] = "sigmoid",
+    score: ScoreName = "sigmoid",
     n_group: int = 1,
     topk_group: int = 1,
     group_score: Literal["top2", "top2_sum", "max"] = "top2",

@@ -1,6 +1,7 @@
 """moe.grouped_topk on the CPU against the float64 reference; tests named after edge rules."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from op_judge import (
 
 import moe_mlir
 from moe_mlir import nn, reference
-from moe_mlir.formulas import SCORE_FUNCTIONS
+from moe_mlir.formulas import SCORE_FUNCTIONS, ScoreName
 
 SCORES = ("softmax", "sigmoid", "sqrtsoftplus", "none")
 DEEPSEEK = dict(n_group=8, topk_group=4, route_scale=2.5)
@@ -29,6 +30,10 @@ def test_a_score_function_is_increasing(name):
                    torch.logspace(-300, 30, 1001, dtype=torch.float64)])
     scores = SCORE_FUNCTIONS[name](x.sort().values)
     assert (scores.diff() >= 0).all() and scores[0] < scores[-1]
+
+
+def test_signatures_have_the_names_of_all_score_functions():
+    assert set(get_args(ScoreName)) == set(SCORE_FUNCTIONS)
 
 
 def logits(n, experts, seed=0, scale=3.0):

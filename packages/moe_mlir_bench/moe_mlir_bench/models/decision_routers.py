@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from moe_mlir import reference
+from moe_mlir.formulas import ScoreName
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
@@ -22,7 +23,7 @@ class Router:
     name: str
     experts: int
     k: int
-    score: Literal["softmax", "sigmoid", "sqrtsoftplus", "none"] = "softmax"
+    score: ScoreName = "softmax"
     bias: bool = False
     n_group: int = 1
     topk_group: int = 1
