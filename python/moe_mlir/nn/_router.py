@@ -266,6 +266,14 @@ class Router(torch.nn.Module):
         device = self._factory["device"]
         self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=device))
 
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        if hasattr(Router, name):
+            raise KeyError(
+                f"{type(self).__name__}: expected a parameter by a name that nn.Router does not have, "
+                f"found '{name}'; choose another, such as '{name}_weight'"
+            )
+        super().register_parameter(name, param)
+
     @property
     def ops(self) -> Any:
         """The namespace of the routing ops: compiled kernels or plain torch."""
@@ -333,6 +341,11 @@ class Router(torch.nn.Module):
         renorm: bool,
         scale: float | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        if scores.shape[-1] != self.num_experts:
+            raise ValueError(
+                f"{type(self).__name__}: expected {kind} of {self.num_experts} experts, "
+                f"found shape {list(scores.shape)}"
+            )
         return self.ops.topk_renorm(
             scores,
             self.k,

@@ -1,5 +1,6 @@
 """Experts behind a router."""
 
+import inspect
 from typing import Any, Literal
 
 import torch
@@ -38,6 +39,7 @@ class MoELayer(torch.nn.Module):
 
     Raises:
         ValueError: for an activation, a priority or sizes that are none of these.
+        TypeError: the router's forward takes no mask, or, in a call, returns a tuple.
 
     >>> layer = MoELayer(SMoE(16, 8, 2), d_hidden=32, shared=1)
     >>> y, routing = layer(torch.randn(2, 5, 16))
@@ -76,6 +78,7 @@ class MoELayer(torch.nn.Module):
         check = Checker("MoELayer")
         check.choice("priority", priority, ("position", "gate"))
         d_hidden, shared = check.integer("d_hidden", d_hidden), check.integer("shared", shared)
+        _check_forward(router)
         self.router = router
         self.d_hidden, self.shared = d_hidden, shared
         self.capacity_factor, self.priority = capacity_factor, priority
@@ -128,6 +131,9 @@ class MoELayer(torch.nn.Module):
         **state: Any,
     ) -> tuple[torch.Tensor, Routing]:
         routing = self.router(h, mask, **state)
+        if isinstance(routing, tuple):
+            raise TypeError(f"MoELayer: expected {type(self.router).__name__} to return an nn.Routing, "
+                            f"found a tuple of {len(routing)}; return nn.Routing(gates, indices)")
         y = self._routed(h, mask, routing)
         if self.shared_in is not None and self.shared_out is not None:
             linear = torch.nn.functional.linear
@@ -178,6 +184,17 @@ class MoELayer(torch.nn.Module):
         if self.b_out is not None:
             outputs = outputs + self.b_out[:, None]
         return torch.einsum("...nep,...epd->...nd", combine.to(h.dtype), outputs)
+
+
+def _check_forward(router: Router) -> None:
+    """A router of one's own may have another forward than the layer calls."""
+    try:
+        inspect.signature(router.forward).bind(None, None)
+    except TypeError:
+        raise TypeError(
+            f"MoELayer: expected {type(router).__name__}.forward to take (h, mask=None, **state), "
+            f"found {inspect.signature(router.forward)}; or override `logits` or `scores` instead"
+        ) from None
 
 
 def _activation(check: Checker, given: Any) -> ExpertActivation:

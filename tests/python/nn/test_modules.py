@@ -259,3 +259,36 @@ def test_scores_are_a_tuple_of_three():
     assert scores[-1] is state and scores[1:] == (logits, state)
     with pytest.raises(IndexError):
         scores[3]
+
+
+class TakesNoMask(nn.LinearRouter):
+    def forward(self, h):
+        return self.logits(h).topk(self.k)
+
+
+class ReturnsATuple(nn.LinearRouter):
+    def forward(self, h, mask=None):
+        return self.logits(h).topk(self.k)
+
+
+class FourLogits(nn.LinearRouter):
+    def logits(self, h):
+        return super().logits(h)[..., :4]
+
+
+class Thresholds(nn.LinearRouter):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.thresholds = torch.nn.Parameter(torch.zeros(8))
+
+
+def test_errors_of_a_router_of_ones_own_say_what_is_expected():
+    h = torch.randn(4, 16)
+    with pytest.raises(TypeError, match=r"TakesNoMask.forward to take \(h, mask=None.*found \(h\)"):
+        nn.MoELayer(TakesNoMask(16, 8, 2), d_hidden=32)
+    with pytest.raises(TypeError, match="ReturnsATuple to return an nn.Routing, found a tuple of 2"):
+        nn.MoELayer(ReturnsATuple(16, 8, 2), d_hidden=32)(h)
+    with pytest.raises(ValueError, match=r"FourLogits: expected logits of 8 experts, found .*\[4, 4\]"):
+        FourLogits(16, 8, 2)(h)
+    with pytest.raises(KeyError, match="Thresholds: expected a parameter by a name .*'thresholds'"):
+        Thresholds(16, 8, 2)
