@@ -29,17 +29,12 @@ FILE = re.compile(r"(?:#|//) ([\w.-]+\.[a-z]+)\n")
 PAGE_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:)[^)]*\)")
 IMAGE = re.compile(r"^!\[([^\]]*)\]\(([\w.-]+\.svg)\)$", re.MULTILINE)
 
-# What commands of a page need: the tools, and for C++ the headers and libraries of the package.
+# What commands of a page need: the tools.
 ENVIRONMENT = '''\
 import os
 import sys
-import torch
-import moe_mlir
 
-package = moe_mlir.__path__[0]
-os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"]))
-for name, folder in (("LIB", package), ("SOURCE", package), ("TORCH", torch.__path__[0])):
-    os.environ.setdefault(name, folder)'''
+os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"]))'''
 
 
 def agrees(expected, printed):

@@ -109,8 +109,7 @@ class Walk:
         # What utils/version_runs.py puts in front stays there.
         paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(BUILD / "python")]
         self.environment = dict(os.environ, PATH=os.pathsep.join(map(str, path)),
-                                PYTHONPATH=os.pathsep.join(paths), SOURCE=str(ROOT),
-                                LIB=str(BUILD / "python" / "moe_mlir"), TORCH=torch.__path__[0], OMP_NUM_THREADS="1")
+                                PYTHONPATH=os.pathsep.join(paths), OMP_NUM_THREADS="1")
 
     def step(self, line, language, body):
         name = FILE.match(body)

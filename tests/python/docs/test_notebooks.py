@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import moe_mlir
 
@@ -28,9 +27,7 @@ def jupyter(monkeypatch):
         pytest.importorskip(name, reason=f"{name} is not installed; requirements.txt pins it")
     path = [str(BUILD / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
     monkeypatch.setenv("PATH", os.pathsep.join(path))
-    for name, value in (("SOURCE", ROOT), ("LIB", BUILD / "python" / "moe_mlir"),
-                        ("TORCH", torch.__path__[0]), ("OMP_NUM_THREADS", "1")):
-        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def page_of(folder, text):
