@@ -26,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> Parser:
     parser = Parser("demo", "Trains a small mixture-of-experts language model, compiles it for this "
-                    "CPU and for an\nNVIDIA chip, and compares it with eager PyTorch.",
+                    "CPU and for an\nNVIDIA chip, and compares it with eager PyTorch: two minutes on two "
+                    "cores. It needs no GPU,\nand writes IR, PTX and plots below `--out`.",
                     examples=("moe demo", "moe demo --steps 50 --out results"))
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out"),
                         help="where everything that the job makes goes (default: out)")
