@@ -207,6 +207,16 @@ def test_check_finds_the_race_of_a_program(tmp_path):
     assert done.returncode == 2 and "IndexError" in done.stderr
 
 
+def test_check_runs_what_is_benchmarked_once(tmp_path):
+    pytest.importorskip("triton")
+    (tmp_path / "timed.py").write_text(KERNEL.replace(
+        "torch.cuda.synchronize()",
+        "print(triton.testing.do_bench(lambda: count[(1,)](x, total, 60), quantiles=[0.5, 0.9]))"))
+    done = moe("check", tmp_path / "timed.py", "60")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[nan, nan]\n120.0\nlaunches: 2, kernels: 1, findings: 0\n"
+
+
 def test_check_says_when_nothing_was_launched(tmp_path):
     pytest.importorskip("triton")
     (tmp_path / "none.py").write_text("print('no kernel')\n")
