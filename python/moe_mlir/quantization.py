@@ -236,7 +236,7 @@ def from_pretrained(
         ValueError: for a checkpoint that is quantized in another way than MXFP4 (gpt-oss), FP8 in
             blocks (DeepSeek, Qwen), MXFP8, GPTQ, AWQ or compressed-tensors, or whose codes are not
             finite; for a GGUF file that is a part, or whose architecture transformers does not take
-            as it is.
+            as it is; for a quantized model that was saved by its own `save_pretrained`.
         FileNotFoundError: for a checkpoint without safetensors files, or without the GGUF file.
         ImportError: for a GGUF file without the package gguf.
     """

@@ -57,6 +57,7 @@ def load(
     else:
         given = getattr(config, "quantization_config", None)
         if given is None:
+            _check_has_weights(Path(name_or_path))
             return model_class.from_pretrained(name_or_path, config=config, **options)
         given = given if isinstance(given, dict) else given.to_dict()
         del config.quantization_config
@@ -76,6 +77,21 @@ def load(
                     weights.quantization(target), functools.partial(weights.read, target, model))
     _set_generation_config(model, name_or_path)
     return model.eval()
+
+
+def _check_has_weights(folder: Path) -> None:
+    """transformers would draw at random what a quantized model's own save_pretrained left out."""
+    try:
+        names = set(_Checkpoint(str(folder)).names()) if folder.is_dir() else set()
+    except FileNotFoundError:
+        return  # in another format
+    for name in sorted(names):
+        weight = name.removesuffix(".codes")
+        if weight != name and weight not in names and f"{weight}.scales" in names:
+            raise ValueError(
+                f"from_pretrained: expected config.json in {folder} to describe quantized weights such "
+                f"as '{weight}', found nothing about them: a quantized model was saved by its own "
+                "save_pretrained; quantize it again, and save it by moe_mlir.save_pretrained")
 
 
 def _causal_class(config):

@@ -46,3 +46,15 @@ def test_a_folder_without_a_part_is_an_error(tmp_path):
     save_file(state, path, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=f"expected '{gone}' in the checkpoint, found none"):
         moe_mlir.from_pretrained(str(tmp_path))
+
+
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen3-MoE"])
+def test_a_folder_of_the_models_own_method_is_an_error(family, tmp_path):
+    """transformers loads it, with random numbers in the place of the weights."""
+    model = FAMILIES[family].build()
+    model.save_pretrained(tmp_path / "floats")
+    moe_mlir.quantize(model, "int4")
+    model.save_pretrained(tmp_path / "codes")
+    with pytest.raises(ValueError, match="saved by its own save_pretrained; quantize it again"):
+        moe_mlir.from_pretrained(str(tmp_path / "codes"))
+    assert moe_mlir.from_pretrained(str(tmp_path / "floats")).config.model_type == model.config.model_type
