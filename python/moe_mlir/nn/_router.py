@@ -341,7 +341,8 @@ class Router(torch.nn.Module):
         renorm: bool,
         scale: float | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if scores.shape[-1] != self.num_experts:
+        # Where jit traces, sizes are tensors, whose comparison it would warn of.
+        if not torch.jit.is_tracing() and scores.shape[-1] != self.num_experts:
             raise ValueError(
                 f"{type(self).__name__}: expected {kind} of {self.num_experts} experts, "
                 f"found shape {list(scores.shape)}"

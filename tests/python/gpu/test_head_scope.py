@@ -12,8 +12,8 @@ def operands(batch, heads, tokens, width, seed):
     q, k = torch.randn(2, *rows, width, generator=generator).unbind()
     u = torch.randn(batch, tokens, heads * width, generator=generator)
     vp = torch.randn(*rows, heads * width, generator=generator)
-    return {"q": q, "k": k, "u": u, "vp": vp,
-            "e": torch.randn(batch, tokens, 5, generator=generator)}
+    return {"q": q, "k": k, "attn_output": u, "projected_v": vp,
+            "probs": torch.randn(batch, tokens, 5, generator=generator)}
 
 
 @pytest.mark.parametrize("scope", ["batch", "sequence"])

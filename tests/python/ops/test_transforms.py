@@ -176,7 +176,7 @@ def test_vmap_over_rows_is_one_call(monkeypatch):
     from moe_mlir.ops._kernel import Kernel
 
     calls, run_kernel = [], Kernel.__call__
-    monkeypatch.setattr(Kernel, "__call__", lambda *a: calls.append(a) or run_kernel(*a))
+    monkeypatch.setattr(Kernel, "__call__", lambda *a, **options: calls.append(a) or run_kernel(*a, **options))
     z = normal(5, 3, 8)
     mask = torch.tensor([True, False, True])
     found = torch.func.vmap(lambda z: moe_mlir.topk_renorm(z, 2, mask=mask))(z)
