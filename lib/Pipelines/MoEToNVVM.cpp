@@ -50,6 +50,9 @@ static void buildTileToBlocks(OpPassManager &manager, int64_t maxRows) {
 
 static void buildTiling(OpPassManager &manager,
                         const MoEToNVVMPipelineOptions &options) {
+  // Layers that a program has as functions: kernels are those of one function,
+  // and equal ones become one.
+  manager.addPass(createInlinerPass());
   manager.addPass(createMoEAttachNVVMTargetPass({options.chip}));
   manager.addNestedPass<func::FuncOp>(createMoEEraseHostAssertsPass());
   manager.addPass(createCanonicalizerPass());

@@ -45,10 +45,13 @@ static json::Value describeKernel(DictionaryAttr launch,
     auto attribute = launch.getAs<IntegerAttr>(name);
     return attribute ? attribute.getInt() : 0;
   };
-  return json::Object{{"name", launch.getAs<StringAttr>("name").getValue()},
+  json::Object kernel{{"name", launch.getAs<StringAttr>("name").getValue()},
                       {"grid", describeSizes(grid, dynamic)},
                       {"block_size", integer("block_size")},
                       {"dynamic_smem", integer("dynamic_smem")}};
+  if (auto parameters = launch.getAs<DenseI64ArrayAttr>("parameters"))
+    kernel["parameters"] = json::Array(parameters.asArrayRef());
+  return kernel;
 }
 
 FailureOr<json::Array>

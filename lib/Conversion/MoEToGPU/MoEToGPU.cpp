@@ -10,6 +10,7 @@
 #include "Emit/Cluster.h"
 #include "Emit/ThreadBuilder.h"
 #include "Grid/KernelOutlining.h"
+#include "Grid/KernelParameters.h"
 #include "Grid/Workspace.h"
 #include "Product/ChunkProducts.h"
 #include "Schedules.h"
@@ -282,6 +283,7 @@ private:
         launches.push_back(addDynamicMemory(launch, function, *kernel));
         ++numKernels;
       }
+      pruneKernels(function, module, launches);
       function->setAttr(kKernelsAttrName, b.getArrayAttr(launches));
     }
     eraseDeadOps(function);

@@ -9,6 +9,7 @@
 #include "Functions.h"
 #include "Sizes.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <optional>
@@ -65,6 +66,9 @@ struct Kernel {
   void *function;
   Json::Array grid;
   uint32_t blockSize, dynamicSmem;
+  /// Which of the parameters of the function it takes; all of them if nothing
+  /// is said.
+  std::optional<std::vector<uint32_t>> parameters;
 };
 
 class KernelFunction final : public ManifestFunction<DeviceFunction> {
@@ -81,13 +85,14 @@ public:
       for (const Json &size : grid)
         verifySize(size, values);
       const std::string &symbol = kernel.at("name").string();
-      kernels.push_back(
-          {symbol, module->find(symbol), grid,
-           readNumber(kernel, "block_size", 1, kMaxThreads),
-           readNumber(kernel, "dynamic_smem", 0, kMaxSharedBytes)});
+      kernels.push_back({symbol, module->find(symbol), grid,
+                         readNumber(kernel, "block_size", 1, kMaxThreads),
+                         readNumber(kernel, "dynamic_smem", 0, kMaxSharedBytes),
+                         std::nullopt});
     }
     if (const Json *size = json.find("workspace"))
       verifySize(workspaceSize.emplace(*size), values);
+    readParameters(json.at("kernels").array(), values);
   }
 
   GpuDevice &getDevice() const override { return module->device; }
@@ -103,10 +108,16 @@ public:
     this->verifyCall(inputs, outputs);
     std::vector<Tensor> buffers = join(inputs, outputs);
     Parameters parameters = pack(buffers, workspace);
-    std::vector<void *> pointers;
+    std::vector<void *> all, pointers;
     for (uint64_t &value : parameters)
-      pointers.push_back(&value);
+      all.push_back(&value);
     for (const Kernel &kernel : kernels) {
+      pointers = all;
+      if (kernel.parameters) {
+        pointers.clear();
+        for (uint32_t number : *kernel.parameters)
+          pointers.push_back(all[number]);
+      }
       GpuLaunch launch = {{1, 1, 1},
                           {kernel.blockSize, 1, 1},
                           {0, 0, 0},
@@ -122,6 +133,31 @@ public:
   }
 
 private:
+  /// Which parameters each kernel takes, where the manifest says so.
+  void readParameters(const Json::Array &described,
+                      std::span<const ValueType> values) {
+    size_t count = values.size() + (workspaceSize ? 2 : 0);
+    for (const ValueType &value : values)
+      if (value.isTensor)
+        count += std::ranges::count_if(value.shape,
+                                       [](int64_t size) { return size < 0; });
+    for (size_t i = 0; i < described.size(); ++i) {
+      const Json *numbers = described[i].find("parameters");
+      if (!numbers)
+        continue;
+      std::vector<uint32_t> &taken = kernels[i].parameters.emplace();
+      for (const Json &number : numbers->array()) {
+        int64_t value = number.integer();
+        if (value < 0 || static_cast<size_t>(value) >= count)
+          throw std::runtime_error(
+              "manifest.json: expected parameters of kernel '" +
+              kernels[i].name + "' below " + std::to_string(count) +
+              ", found " + std::to_string(value));
+        taken.push_back(static_cast<uint32_t>(value));
+      }
+    }
+  }
+
   /// Each widened to eight bytes; a kernel reads the first ones of each.
   using Parameters = std::vector<uint64_t>;
 

@@ -110,10 +110,12 @@ class GpuFunction:
         if prepared.workspace is not None:
             workspace = _allocate(prepared.workspace, buffers)
             values.append(workspace.data_ptr())
-        parameters = _pack(values + prepared.sizes)
+        values += prepared.sizes
+        parameters = _pack(values)
         for function, launch in prepared.launches:
+            own = parameters if launch.parameters is None else _pack(launch.take(values))
             try:
-                self._runtime.launch(function, launch, stream, parameters)
+                self._runtime.launch(function, launch, stream, own)
             except GpuError as error:
                 given = ", ".join(str(tuple(shape)) for shape in shapes)
                 raise GpuError(f"{self._plan.name} on {given}: {error}") from None

@@ -2,7 +2,8 @@
 
 A kernel takes, in this order: every argument and result of its function, a
 workspace if there is one, every dynamic size of the tensors, and the size of
-the workspace (docs/Architecture.md).
+the workspace; of a function with many of them, those that the manifest lists
+(docs/Architecture.md).
 """
 
 import struct
@@ -43,6 +44,14 @@ class KernelLaunch:
     grid: tuple
     block_size: int
     dynamic_smem: int
+    # Which of the function's parameters it takes; None for all.
+    parameters: tuple[int, ...] | None = None
+
+    def take(self, parameters: Sequence[Any]) -> list[Any]:
+        """Its own of the parameters of the function."""
+        if self.parameters is None:
+            return list(parameters)
+        return [parameters[number] for number in self.parameters]
 
 
 class LaunchPlan:
@@ -115,6 +124,7 @@ class LaunchPlan:
                 self._grid(kernel, buffers),
                 kernel["block_size"],
                 kernel["dynamic_smem"],
+                tuple(kernel["parameters"]) if "parameters" in kernel else None,
             )
             for kernel in self._kernels
         )

@@ -121,7 +121,7 @@ class DeviceFunction:
                 launch.name,
                 launch.grid,
                 launch.block_size,
-                [*parameters, *sizes],
+                launch.take([*parameters, *sizes]),
                 dynamic_smem=launch.dynamic_smem,
                 **options,
             )

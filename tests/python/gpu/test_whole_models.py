@@ -1,12 +1,16 @@
 """Whole models on sm_90a, in the simulator: dense layers, experts and attention in their kernels."""
 
 import copy
+import json
 
+import numpy as np
 import pytest
 import torch
+from support import rewrite_manifest, run_tool
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import moe_mlir
+from moe_mlir.gpu.launch import LaunchPlan
 from moe_mlir.sim.simulation import simulate
 
 BF16 = torch.bfloat16
@@ -29,6 +33,19 @@ class Layers(torch.nn.Module):
 class RunningSums(torch.nn.Module):
     def forward(self, x, mask):
         return x.cumsum(1), mask.cumsum(-1), x.cumprod(0)
+
+
+class Deep(torch.nn.Module):
+    """Equal layers, which have more tensors than all kernels take."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(256, 256, dtype=BF16) for _ in range(34))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + torch.relu(layer(x))
+        return x.float()
 
 
 def relative_error(found, expected):
@@ -79,3 +96,55 @@ def test_a_model_of_transformers():
             # bf16 rounds between layers, as eager does; an expert chosen otherwise moves a token.
             bound = 4 * relative_error(model(ids).logits, expected)
             assert relative_error(logits, expected) <= max(bound, 2**-6)
+
+
+def test_equal_layers_share_kernels(tmp_path):
+    """Kernels take what they read, so that those of equal layers are one, in each host."""
+    torch.manual_seed(0)
+    model = Deep().eval()
+    x = torch.randn(1, 40, 256).to(BF16)
+    program = torch.export.export(model, (x,), dynamic_shapes=({1: torch.export.Dim("t")},))
+    torch.export.save(program, tmp_path / "deep.pt2")
+    done = run_tool("moe-compile", "deep.pt2", "-o", "deep", "--target=sm_90a", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (function,) = json.loads((tmp_path / "deep" / "manifest.json").read_text())["functions"]
+    kernels = function["kernels"]
+    assert len(kernels) > 2 * len(model.layers)
+    # What lies between two layers is in one of two places.
+    assert len({kernel["name"] for kernel in kernels}) <= 12
+    plan = LaunchPlan(function)
+    buffers = [np.zeros([40 if size < 0 else size for size in entry["shape"]], np.int8)
+               for entry in (*plan.arguments, *plan.results)]
+    assert plan.workspace(buffers) <= 4 * x.nbytes
+    assert max(len(kernel["parameters"]) for kernel in kernels) <= 8
+    ptx = (tmp_path / "deep" / "kernel.ptx").read_text()
+    assert ptx.count(".entry") == len({kernel["name"] for kernel in kernels})
+
+    loaded = moe_mlir.load(tmp_path / "deep")
+    for tokens in (40, 3):
+        x = torch.randn(1, tokens, 256).to(BF16)
+        with simulate(chip="sm_90a"), torch.no_grad():
+            y = loaded(x)
+            want = copy.deepcopy(model).double()(x.double())
+        assert relative_error(y, want) <= 2**-6
+        np.save(tmp_path / "x.npy", x.view(torch.int16).numpy().view("V2"))
+        done = run_tool("moe-run", "deep", "--device=sim", "--input", "x.npy", "--output", "y.npy",
+                        cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert torch.equal(torch.from_numpy(np.load(tmp_path / "y.npy")), y)
+
+
+def test_parameters_that_there_are_not(tmp_path):
+    """A damaged manifest is refused before anything is launched."""
+    model = Deep().eval()
+    x = torch.randn(1, 4, 256).to(BF16)
+    torch.export.save(torch.export.export(model, (x,)), tmp_path / "deep.pt2")
+    run_tool("moe-compile", "deep.pt2", "-o", "deep", "--target=sm_90a", cwd=tmp_path)
+
+    def change(manifest):
+        manifest["functions"][0]["kernels"][0]["parameters"][0] = 1000
+    rewrite_manifest(tmp_path / "deep", change)
+    np.save(tmp_path / "x.npy", x.view(torch.int16).numpy().view("V2"))
+    done = run_tool("moe-run", "deep", "--device=sim", "--input", "x.npy", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "expected parameters of kernel 'main_kernel' below" in done.stderr

@@ -374,11 +374,11 @@ void Producer::copyColumns(const TileOfRows &tile, Value shared, Value chunk) {
   int64_t blocksOfHalf = plan.columns / kBlockColumns / (isHalved ? 2 : 1);
   int64_t columnsOfTile = blocksOfHalf * kBlockColumns;
   int64_t columnsOfHalf = isHalved ? plan.numOfY : numColumns;
-  Value unit = b.rem(thread, units), ownRow = b.div(thread, units);
+  Value unit = b.rem(thread, units), chunkRow = b.div(thread, units);
   Value first = b.add(b.mul(tile.columnTile, b.i32(columnsOfTile)),
                       b.mul(unit, b.i32(elements)));
-  Value feature = b.add(b.mul(chunk, b.i32(kChunk)), ownRow);
-  Value place = b.at(shared, b.swizzle(ownRow, unit, kChunkBytes));
+  Value feature = b.add(b.mul(chunk, b.i32(kChunk)), chunkRow);
+  Value place = b.at(shared, b.swizzle(chunkRow, unit, kChunkBytes));
   Value from = b.addressOf(op.getW(), {b.toIndex(tile.expert),
                                        b.toIndex(feature), b.toIndex(first)});
   for (int64_t number = 0; number < plan.columns / kBlockColumns; ++number) {

@@ -132,6 +132,78 @@ static AffineExpr getBytes(memref::AllocOp alloc, func::FuncOp function) {
   return bytes.ceilDiv(kWorkspaceAlignment) * kWorkspaceAlignment;
 }
 
+//===----------------------------------------------------------------------===//
+// Places
+//===----------------------------------------------------------------------===//
+
+namespace {
+/// A buffer, and from which kernel to which one it holds something: numbers of
+/// ops in the function.
+struct Lifetime {
+  memref::AllocOp alloc;
+  AffineExpr bytes;
+  unsigned first = 0, last = 0;
+};
+} // namespace
+
+/// Widens `lifetime` by the ops that access `buffer` or a view of it.
+static void addUses(Lifetime &lifetime, Value buffer,
+                    const DenseMap<Operation *, unsigned> &numbers) {
+  Block *block = lifetime.alloc->getBlock();
+  for (Operation *user : buffer.getUsers()) {
+    if (isa<memref::DeallocOp, memref::DimOp>(user))
+      continue;
+    if (isa<ViewLikeOpInterface, UnrealizedConversionCastOp>(user)) {
+      for (Value view : user->getResults())
+        addUses(lifetime, view, numbers);
+      continue;
+    }
+    unsigned number = numbers.lookup(block->findAncestorOpInBlock(*user));
+    lifetime.first = std::min(lifetime.first, number);
+    lifetime.last = std::max(lifetime.last, number);
+  }
+}
+
+/// Where each buffer starts; `end` gets the size of all. Kernels run one after
+/// the other, so that a buffer takes the place of one of the same size that no
+/// later kernel accesses: what lies between the layers of a model is there once
+/// or twice, and equal layers find theirs at equal places.
+static SmallVector<AffineExpr> findPlaces(MutableArrayRef<Lifetime> lifetimes,
+                                          func::FuncOp function,
+                                          AffineExpr &end) {
+  DenseMap<Operation *, unsigned> numbers;
+  for (Operation &op : function.front())
+    numbers[&op] = numbers.size();
+  for (Lifetime &lifetime : lifetimes) {
+    lifetime.first = numbers.size();
+    addUses(lifetime, lifetime.alloc.getMemref(), numbers);
+  }
+  auto order = llvm::to_vector(llvm::seq<unsigned>(lifetimes.size()));
+  llvm::stable_sort(order, [&](unsigned lhs, unsigned rhs) {
+    return lifetimes[lhs].first < lifetimes[rhs].first;
+  });
+  struct Slot {
+    AffineExpr begin, bytes;
+    unsigned last;
+  };
+  SmallVector<Slot> slots;
+  SmallVector<AffineExpr> places(lifetimes.size());
+  for (unsigned i : order) {
+    const Lifetime &lifetime = lifetimes[i];
+    auto *free = llvm::find_if(slots, [&](const Slot &slot) {
+      return slot.bytes == lifetime.bytes && slot.last < lifetime.first;
+    });
+    if (free == slots.end()) {
+      slots.push_back({end, lifetime.bytes, 0});
+      free = std::prev(slots.end());
+      end = end + lifetime.bytes;
+    }
+    free->last = lifetime.last;
+    places[i] = free->begin;
+  }
+  return places;
+}
+
 /// `alloc` becomes a view of the workspace that starts at `offset`.
 static void placeInWorkspace(memref::AllocOp alloc, Value workspace,
                              AffineExpr offset, ValueRange sizes) {
@@ -160,17 +232,17 @@ LogicalResult mlir::moe::moveBuffersToWorkspace(func::FuncOp function) {
   SmallVector<memref::AllocOp> allocs(function.getOps<memref::AllocOp>());
   if (allocs.empty())
     return success();
-  AffineExpr end = getAffineConstantExpr(0, function.getContext());
-  SmallVector<AffineExpr> offsets;
+  SmallVector<Lifetime> lifetimes;
   for (memref::AllocOp alloc : allocs) {
     AffineExpr bytes = getBytes(alloc, function);
     if (!bytes || !alloc.getType().getLayout().isIdentity())
       return alloc.emitError("expected a buffer between kernels to be "
                              "contiguous and to have sizes that follow from "
                              "those of the function's buffers");
-    offsets.push_back(end);
-    end = end + bytes;
+    lifetimes.push_back({alloc, bytes});
   }
+  AffineExpr end = getAffineConstantExpr(0, function.getContext());
+  SmallVector<AffineExpr> offsets = findPlaces(lifetimes, function, end);
 
   unsigned numSizes = getNumDynamicSizes(function);
   auto b = ImplicitLocOpBuilder::atBlockBegin(function.getLoc(),
