@@ -1,6 +1,7 @@
 """What transformers renames between its versions, as callers of compiled models meet it."""
 
 import copy
+import logging
 import pathlib
 import warnings
 
@@ -37,7 +38,8 @@ def compiled(request):
 
 @pytest.mark.drawn(1)
 @torch.no_grad()
-def test_every_name_of_the_cache_serves(compiled):
+def test_every_name_of_the_cache_serves(compiled, caplog):
+    caplog.set_level(logging.INFO, "moe_mlir")  # says why a call is traced anew
     model = compiled.model
     for keyword in KEYWORDS:
         ours, theirs, tokens = cache_of(model), cache_of(model), ids()
@@ -47,7 +49,8 @@ def test_every_name_of_the_cache_serves(compiled):
             torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
             assert getattr(found, cache_name(model)) is ours
             tokens = expected.logits[:, -1:].argmax(-1)
-    assert len(compiled._programs) == 2  # for prompts, and for steps
+    # For prompts, and for steps.
+    assert len(compiled._programs) == 2, [record.getMessage() for record in caplog.records]
 
 
 def test_two_names_at_once_are_an_error(compiled):
