@@ -74,3 +74,15 @@ def pytest_terminal_summary(terminalreporter):
     if terminalreporter.stats.get("failed"):
         terminalreporter.write_line(
             f"seed: MOE_MLIR_SEED={seeds.run_seed()} draws the same examples again")
+
+
+@pytest.fixture
+def compiled_texts(monkeypatch):
+    """The texts of kernels that are compiled, or loaded from the disk, from here on."""
+    from moe_mlir.compiler import jit
+
+    texts = []
+    load = jit.load_or_compile
+    monkeypatch.setattr(jit, "load_or_compile", lambda *a: texts.append(a[0]) or load(*a))
+    monkeypatch.setattr(jit, "_loaded", type(jit._loaded)())
+    return texts

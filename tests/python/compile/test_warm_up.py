@@ -7,16 +7,6 @@ import torch
 
 import moe_mlir
 from moe_mlir import nn
-from moe_mlir.compiler import jit
-
-
-@pytest.fixture
-def compiled(monkeypatch):
-    texts = []
-    load = jit.load_or_compile
-    monkeypatch.setattr(jit, "load_or_compile", lambda *a: texts.append(a[0]) or load(*a))
-    monkeypatch.setattr(jit, "_loaded", type(jit._loaded)())
-    return texts
 
 
 def layers():
@@ -30,35 +20,35 @@ def layers():
 
 
 @pytest.mark.parametrize("layer", list(layers()), ids=lambda layer: type(layer.router).__name__)
-def test_a_layer_compiles_nothing_after_it(layer, compiled):
+def test_a_layer_compiles_nothing_after_it(layer, compiled_texts):
     state = {name: x.clone() for name, x in layer.state_dict().items()}
     torch.manual_seed(4)
     d = layer.router.d_model
     count = moe_mlir.warm_up(layer, (torch.empty(1, 1, d),))
     assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(4)))
     # Ops that depend on few sizes, such as token_rows, other tests may have compiled.
-    assert count - 3 <= len(compiled) <= count and compiled
+    assert count - 3 <= len(compiled_texts) <= count and compiled_texts
     assert all(torch.equal(x, state[name]) for name, x in layer.state_dict().items())
     assert all(p.grad is None for p in layer.parameters())
     # Other numbers of tokens are the same kernels.
-    before = len(compiled)
+    before = len(compiled_texts)
     y, _ = layer(torch.randn(2, 7, d))
     y.square().sum().backward()
-    assert len(compiled) == before
+    assert len(compiled_texts) == before
     with torch.no_grad():
         assert moe_mlir.warm_up(layer, (torch.empty(1, 1, d),)) >= 1
-        before = len(compiled)
+        before = len(compiled_texts)
         layer(torch.randn(2, 7, d))
-        assert len(compiled) == before
+        assert len(compiled_texts) == before
 
 
-def test_calls_of_an_op(compiled):
+def test_calls_of_an_op(compiled_texts):
     x = torch.empty(1, 72)
     assert moe_mlir.warm_up(moe_mlir.topk_renorm, (x, 3), (x, 5), (x.bfloat16(), 3), (x, 3)) == 3
-    assert len(compiled) == 3
+    assert len(compiled_texts) == 3
     for given in ((torch.randn(9, 72), 3), (torch.randn(2, 4, 72), 5)):
         moe_mlir.topk_renorm(*given)
-    assert len(compiled) == 3
+    assert len(compiled_texts) == 3
     assert moe_mlir.warm_up(moe_mlir.topk_renorm, (x, 3), kwargs=dict(renorm=False)) == 1
     wide = x.clone().requires_grad_()
     assert moe_mlir.warm_up(moe_mlir.topk_renorm, (wide, 3), kwargs=dict(renorm=False)) == 2
