@@ -81,3 +81,35 @@ func.func @others(%x: tensor<3x8xf32>) -> (tensor<3x7xf32>, tensor<3x1xf32>, ten
   }
   return %part#1, %r#0, %r#1 : tensor<3x7xf32>, tensor<3x1xf32>, tensor<3x8xf32>
 }
+
+// -----
+
+#all = affine_map<(a, b) -> (a, b)>
+
+// A body that reads the place means something else at each.
+
+// CHECK-LABEL: func.func @reads_the_place
+// CHECK:         scf.for
+func.func @reads_the_place(%x: tensor<3x8xi64>) -> tensor<3x8xi64> {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %c8 = arith.constant 8 : index
+  %zero = arith.constant 0 : i64
+  %row = tensor.empty() : tensor<3x1xi64>
+  %start = linalg.fill ins(%zero : i64) outs(%row : tensor<3x1xi64>) -> tensor<3x1xi64>
+  %kept = tensor.empty() : tensor<3x8xi64>
+  %r:2 = scf.for %i = %c0 to %c8 step %c1 iter_args(%sum = %start, %out = %kept) -> (tensor<3x1xi64>, tensor<3x8xi64>) {
+    %piece = tensor.extract_slice %x[0, %i] [3, 1] [1, 1] : tensor<3x8xi64> to tensor<3x1xi64>
+    %next = linalg.generic {indexing_maps = [#all, #all], iterator_types = ["parallel", "parallel"]}
+        ins(%piece : tensor<3x1xi64>) outs(%sum : tensor<3x1xi64>) {
+    ^bb0(%in: i64, %old: i64):
+      %place = arith.index_cast %i : index to i64
+      %0 = arith.muli %in, %place : i64
+      %1 = arith.addi %old, %0 : i64
+      linalg.yield %1 : i64
+    } -> tensor<3x1xi64>
+    %into = tensor.insert_slice %next into %out[0, %i] [3, 1] [1, 1] : tensor<3x1xi64> into tensor<3x8xi64>
+    scf.yield %next, %into : tensor<3x1xi64>, tensor<3x8xi64>
+  }
+  return %r#1 : tensor<3x8xi64>
+}

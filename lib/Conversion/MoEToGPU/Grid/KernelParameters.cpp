@@ -26,15 +26,6 @@ static constexpr unsigned kMostShared = 64;
 // Parameters
 //===----------------------------------------------------------------------===//
 
-static gpu::LaunchFuncOp findLaunch(func::FuncOp function, StringRef name) {
-  gpu::LaunchFuncOp found;
-  function.walk([&](gpu::LaunchFuncOp op) {
-    if (op.getKernelName() == name)
-      found = op;
-  });
-  return found;
-}
-
 /// Takes away what `kernel` does not read; returns the numbers of the rest.
 static SmallVector<int64_t> pruneParameters(gpu::GPUFuncOp kernel,
                                             gpu::LaunchFuncOp launch) {
@@ -85,7 +76,11 @@ static SmallVector<LLVM::GlobalOp> getGlobals(gpu::GPUFuncOp kernel,
 static std::string describe(gpu::GPUFuncOp kernel, gpu::GPUModuleOp module) {
   std::string text;
   llvm::raw_string_ostream stream(text);
-  OpPrintingFlags flags = OpPrintingFlags().useLocalScope();
+  // Whole, whatever options for printing the user gives.
+  constexpr int64_t all = std::numeric_limits<int64_t>::max();
+  OpPrintingFlags flags;
+  flags.useLocalScope().enableDebugInfo(false).skipRegions(false);
+  flags.elideLargeElementsAttrs(all).elideLargeResourceString(all);
   kernel->print(stream, flags);
   for (LLVM::GlobalOp global : getGlobals(kernel, module))
     global->print(stream, flags);
@@ -116,6 +111,8 @@ static void eraseWithGlobals(gpu::GPUFuncOp kernel, gpu::GPUModuleOp module) {
 void mlir::moe::pruneKernels(func::FuncOp function, gpu::GPUModuleOp module,
                              MutableArrayRef<Attribute> launches) {
   MLIRContext *context = function.getContext();
+  DenseMap<StringAttr, gpu::LaunchFuncOp> calls;
+  function.walk([&](gpu::LaunchFuncOp op) { calls[op.getKernelName()] = op; });
   llvm::StringMap<gpu::GPUFuncOp> known;
   for (Attribute &entry : launches) {
     auto launch = cast<DictionaryAttr>(entry);
@@ -123,7 +120,7 @@ void mlir::moe::pruneKernels(func::FuncOp function, gpu::GPUModuleOp module,
     auto kernel = module.lookupSymbol<gpu::GPUFuncOp>(name.getValue());
     if (kernel.getNumArguments() <= kMostShared)
       return;
-    gpu::LaunchFuncOp op = findLaunch(function, name.getValue());
+    gpu::LaunchFuncOp op = calls.lookup(name);
     NamedAttrList entries(launch);
     entries.set("parameters",
                 DenseI64ArrayAttr::get(context, pruneParameters(kernel, op)));

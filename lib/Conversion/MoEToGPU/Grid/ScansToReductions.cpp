@@ -23,6 +23,7 @@
 #include "mlir/Dialect/Utils/StaticValueUtils.h"
 #include "mlir/IR/ImplicitLocOpBuilder.h"
 #include "mlir/Interfaces/ValueBoundsOpInterface.h"
+#include "mlir/Transforms/RegionUtils.h"
 
 namespace mlir::moe {
 #define GEN_PASS_DEF_MOESCANSTOREDUCTIONSPASS
@@ -74,9 +75,18 @@ static bool hasSizes(Value tensor, ArrayRef<OpFoldResult> sizes) {
 /// Whether `step` applies its body to each element of one tensor and of what
 /// the loop carries.
 static bool isStep(linalg::GenericOp step, Value carried) {
-  return step && step.getNumDpsInputs() == 1 &&
-         step.getDpsInits().size() == 1 && step.getDpsInits()[0] == carried &&
-         step.getNumReductionLoops() == 0 && !step.hasIndexSemantics() &&
+  // A body that reads the place, say, means something else at each.
+  SetVector<Value> read;
+  if (step)
+    getUsedValuesDefinedAbove(step->getRegions(), read);
+  return step &&
+         llvm::none_of(read,
+                       [&](Value value) {
+                         return value.getParentBlock() == step->getBlock();
+                       }) &&
+         step.getNumDpsInputs() == 1 && step.getDpsInits().size() == 1 &&
+         step.getDpsInits()[0] == carried && step.getNumReductionLoops() == 0 &&
+         !step.hasIndexSemantics() &&
          llvm::all_of(step.getIndexingMapsArray(),
                       [](AffineMap map) { return map.isIdentity(); });
 }
