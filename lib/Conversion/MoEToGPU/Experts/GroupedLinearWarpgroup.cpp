@@ -32,11 +32,11 @@
 #include "Emit/Cluster.h"
 #include "Emit/Ring.h"
 #include "GroupedLinear.h"
+#include "GroupedLinearResults.h"
 #include "Product/FeatureChunks.h"
 #include "RowGroups.h"
 #include "ThreadLowerings.h"
 
-#include "MoE/Dialect/MoE/IR/ExpertActivations.h"
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
@@ -50,12 +50,6 @@ using arith::CmpIPredicate;
 using Matrix = WarpgroupBuilder::Matrix;
 using Product = WarpgroupBuilder::Product;
 
-static constexpr int64_t kConsumers = 2;
-static constexpr int64_t kTileRows = kConsumers * kWgmmaRows;
-static constexpr int64_t kThreads = (kConsumers + 1) * kWarpgroupSize;
-static constexpr int64_t kChunkSlots = 4, kTileSlots = 2;
-/// What is said of a tile: five i32.
-static constexpr int64_t kTileSlotBytes = 32;
 /// Registers of a thread: a block starts with 168, the most that an SM has for
 /// three warpgroups, of which the producers give away what they do not need.
 static constexpr int64_t kProducerRegisters = 88, kConsumerRegisters = 208;
@@ -64,11 +58,11 @@ static constexpr int64_t kChunksAtATime = 4;
 /// The most blocks: some for each multiprocessor, so that those which end first
 /// get another one, whatever their number.
 static constexpr int64_t kMaxBlocks = 528;
-/// Columns of a fragment of sums, and of a block of transposed weights.
-static constexpr int64_t kFragment = 8, kBlockColumns = kChunkBytes / 2;
+/// Columns of a block of transposed weights.
+static constexpr int64_t kBlockColumns = kChunkBytes / 2;
 
 //===----------------------------------------------------------------------===//
-// Plan
+// Parts of the emitter
 //===----------------------------------------------------------------------===//
 
 static ShapedType getShaped(Value value) {
@@ -76,55 +70,6 @@ static ShapedType getShaped(Value value) {
 }
 
 namespace {
-/// What follows from the op alone.
-struct TilePlan {
-  explicit TilePlan(GroupedLinearOp op)
-      : isExact(getShaped(op.getOuts()[0]).getElementType().isF32()),
-        isTransposed(op.getTransposed()), isGated(op.isGated()),
-        hasPairs(isTransposed && op.getGate() == GateLayout::Interleaved),
-        columns(isExact ? 128 : 256),
-        numFeatures(getShaped(op.getX()).getDimSize(1)),
-        numOfY(getShaped(op.getOuts()[0]).getDimSize(1)) {}
-
-  bool isExact, isTransposed, isGated;
-  /// Whether gates and their factors are neighbours in a tile, too.
-  bool hasPairs;
-  /// Rows of the weight that a tile has.
-  int64_t columns;
-  int64_t numFeatures, numOfY;
-
-  int64_t getNumChunks() const { return llvm::divideCeil(numFeatures, kChunk); }
-  /// Columns of y that a tile has.
-  int64_t getWidth() const { return isGated ? columns / 2 : columns; }
-  int64_t getNumColumnTiles() const {
-    return llvm::divideCeil(numOfY, getWidth());
-  }
-  /// Whether the last tile has columns that y does not have.
-  bool hasRest() const { return numOfY % getWidth() != 0; }
-
-  int64_t getLeftBytes() const { return kTileRows * kChunkBytes; }
-  int64_t getSlotBytes() const {
-    return getLeftBytes() + columns * kChunkBytes;
-  }
-  /// Slots come first, for they are aligned.
-  int64_t getTilePlace() const { return kChunkSlots * getSlotBytes(); }
-  int64_t getBarrierPlace() const {
-    return getTilePlace() + kTileSlots * kTileSlotBytes;
-  }
-  int64_t getBytes() const {
-    return getBarrierPlace() + Ring::getBarrierBytes(kChunkSlots + kTileSlots);
-  }
-};
-
-//===----------------------------------------------------------------------===//
-// Parts of the emitter
-//===----------------------------------------------------------------------===//
-
-/// The rows and columns of a tile: i32, and whether an expert has the rows.
-struct TileOfRows {
-  Value expert, begin, end, isOfExpert, columnTile;
-};
-
 /// What producers and consumers know.
 struct GroupedBlock {
   GroupedBlock(WarpgroupBuilder &b, GroupedLinearOp op, const TilePlan &plan,
@@ -181,6 +126,7 @@ public:
 
 private:
   TileOfRows takeTile(Value use);
+  Value getFirstRow(const TileOfRows &tile);
   SmallVector<Value> multiply(Value use);
 
   GroupedBlock &block;
@@ -190,40 +136,6 @@ private:
   Value warpgroup;
 };
 
-/// What a lane does with its sums of a tile: of two rows, 8 apart, and of two
-/// neighbouring columns of each fragment.
-class TileResults {
-public:
-  TileResults(GroupedBlock &block, Value warpgroup, const TileOfRows &tile);
-
-  /// Stores what the sums mean, or zeros where there are none.
-  void store(ArrayRef<Value> sums);
-
-private:
-  /// Of one row and fragment of y: two neighbouring columns, or one of pairs.
-  SmallVector<Value> getResults(ArrayRef<Value> sums, int64_t fragment,
-                                int64_t row);
-  Value addBias(Value sum, int64_t weightRow, int64_t fragment, int64_t i);
-  Value getColumn(int64_t fragment, int64_t i);
-  void storeUnits(ArrayRef<Value> sums, int64_t row);
-  void storeElements(ArrayRef<Value> sums, int64_t row);
-  Value packPair(ArrayRef<Value> pair);
-  bool hasUnits() const {
-    return !plan.isExact && !plan.hasPairs && plan.numOfY % kFragment == 0;
-  }
-  int64_t getNumFragments() const {
-    return plan.isGated && !plan.hasPairs ? plan.columns / 2 / kFragment
-                                          : plan.columns / kFragment;
-  }
-
-  WarpgroupBuilder &b;
-  GroupedLinearOp op;
-  const TilePlan &plan;
-  const TileOfRows &tile;
-  Type element;
-  Value firstColumn, quadLane;
-  Value rows[2];
-};
 } // namespace
 
 //===----------------------------------------------------------------------===//
@@ -430,7 +342,7 @@ Value Producer::produceChunks(const TileOfRows &tile, Value use) {
 void Consumer::emit() {
   block.forEachTile([&](Value use, Value, Value chunkUse) {
     TileOfRows tile = takeTile(use);
-    TileResults results(block, warpgroup, tile);
+    TileResults results(b, op, plan, getFirstRow(tile), block.lane, tile);
     return yieldIf(
         b, tile.isOfExpert, chunkUse,
         [&] {
@@ -450,6 +362,13 @@ TileOfRows Consumer::takeTile(Value use) {
   block.tiles.release(b, use, block.lane);
   Value isOfExpert = b.compare(CmpIPredicate::ne, said[3], b.i32(0));
   return {said[0], said[1], said[2], isOfExpert, said[4]};
+}
+
+/// The first of the 16 rows of which the warp has sums.
+Value Consumer::getFirstRow(const TileOfRows &tile) {
+  Value row = b.add(b.mul(warpgroup, b.i32(kWgmmaRows)),
+                    b.mul(b.rem(block.warp, kWarpgroupWarps), b.i32(16)));
+  return b.add(tile.begin, row);
 }
 
 /// The sums of the warpgroup's rows; the first chunk is that of `use`.
@@ -486,148 +405,6 @@ SmallVector<Value> Consumer::multiply(Value use) {
                 });
   keepRolled(sums);
   return sums;
-}
-
-//===----------------------------------------------------------------------===//
-// Results
-//===----------------------------------------------------------------------===//
-
-TileResults::TileResults(GroupedBlock &block, Value warpgroup,
-                         const TileOfRows &tile)
-    : b(block.b), op(block.op), plan(block.plan), tile(tile),
-      element(getShaped(op.getOuts()[0]).getElementType()),
-      firstColumn(b.mul(tile.columnTile, b.i32(plan.getWidth()))),
-      quadLane(b.rem(block.lane, 4)) {
-  Value row = b.add(b.mul(warpgroup, b.i32(kWgmmaRows)),
-                    b.mul(b.rem(block.warp, kWarpgroupWarps), b.i32(16)));
-  rows[0] = b.add(tile.begin, b.add(row, b.div(block.lane, 4)));
-  rows[1] = b.add(rows[0], b.i32(8));
-}
-
-void TileResults::store(ArrayRef<Value> sums) {
-  for (int64_t row = 0; row < 2; ++row)
-    if (hasUnits())
-      storeUnits(sums, row);
-    else
-      storeElements(sums, row);
-}
-
-/// The column of y of the lane's number `i` of a fragment.
-Value TileResults::getColumn(int64_t fragment, int64_t i) {
-  int64_t columns = plan.hasPairs ? 1 : 2;
-  Value own = b.add(b.mul(quadLane, b.i32(columns)), b.i32(i));
-  return b.add(firstColumn, b.add(own, b.i32(fragment * 4 * columns)));
-}
-
-/// Adds the bias of the sum's weight row: the gate (0) or the factor (1) of
-/// column `i` of a fragment of y.
-Value TileResults::addBias(Value sum, int64_t weightRow, int64_t fragment,
-                           int64_t i) {
-  if (!op.getBias())
-    return sum;
-  Value column = b.toIndex(getColumn(fragment, i));
-  if (plan.hasRest())
-    column = b.minSigned(column, b.index(plan.numOfY - 1));
-  if (op.getGate() == GateLayout::Interleaved)
-    column = b.add(b.mul(column, b.index(2)), b.index(weightRow));
-  else
-    column = b.add(column, b.index(weightRow * plan.numOfY));
-  return b.add(sum, b.loadF32(op.getBias(), {b.toIndex(tile.expert), column}));
-}
-
-SmallVector<Value> TileResults::getResults(ArrayRef<Value> sums,
-                                           int64_t fragment, int64_t row) {
-  int64_t count = plan.hasPairs ? 1 : 2;
-  if (sums.empty())
-    return SmallVector<Value>(count, b.f32(0.0));
-  SmallVector<Value> results;
-  for (int64_t i = 0; i < count; ++i) {
-    int64_t at = 4 * fragment + 2 * row + i;
-    Value low = addBias(sums[at], /*weightRow=*/0, fragment, i);
-    if (!plan.isGated) {
-      results.push_back(buildActivation(b, op, low));
-      continue;
-    }
-    Value high = sums[plan.hasPairs ? at + 1 : at + sums.size() / 2];
-    high = addBias(high, /*weightRow=*/1, fragment, i);
-    results.push_back(buildGatedActivation(b, op, low, high));
-  }
-  return results;
-}
-
-/// Two f32 rounded to 16 bits in one register.
-Value TileResults::packPair(ArrayRef<Value> pair) {
-  if (element.isBF16())
-    return b.packBF16(pair[0], pair[1]);
-  Value both = LLVM::UndefOp::create(b, VectorType::get({2}, b.getF16Type()));
-  for (auto [i, value] : llvm::enumerate(pair)) {
-    Value half = arith::TruncFOp::create(b, b.getF16Type(), value);
-    both = LLVM::InsertElementOp::create(b, both, half,
-                                         b.i32(static_cast<int64_t>(i)));
-  }
-  return LLVM::BitcastOp::create(b, b.getI32Type(), both);
-}
-
-/// Lane i of each four gets what they have as number i, in their order.
-static void transposeInQuads(WarpBuilder &b, Value quadLane,
-                             MutableArrayRef<Value> values) {
-  for (int64_t distance : {1, 2}) {
-    Value isUpper = b.compare(CmpIPredicate::ne,
-                              b.both(quadLane, b.i32(distance)), b.i32(0));
-    for (int64_t low : {0, 1, 2, 3}) {
-      if (low & distance)
-        continue;
-      Value &first = values[low], &second = values[low + distance];
-      Value sent = b.select(isUpper, first, second);
-      Value received = b.shuffleXor(sent, distance);
-      first = b.select(isUpper, received, first);
-      second = b.select(isUpper, second, received);
-    }
-  }
-}
-
-/// Four fragments at a time, so that a lane has whole units: those of the
-/// fragment of its number.
-void TileResults::storeUnits(ArrayRef<Value> sums, int64_t row) {
-  Value own = b.add(firstColumn, b.mul(quadLane, b.i32(kFragment)));
-  Value isReal = b.less(rows[row], tile.end);
-  Value to =
-      b.addressOf(op.getOuts()[0], {b.toIndex(rows[row]), b.toIndex(own)});
-  for (int64_t first = 0; first < getNumFragments(); first += 4) {
-    SmallVector<Value> packed;
-    for (int64_t i = 0; i < 4; ++i)
-      packed.push_back(packPair(getResults(sums, first + i, row)));
-    transposeInQuads(b, quadLane, packed);
-    Value unit = LLVM::UndefOp::create(b, VectorType::get({4}, b.getI32Type()));
-    for (int64_t i = 0; i < 4; ++i)
-      unit = LLVM::InsertElementOp::create(b, unit, packed[i], b.i32(i));
-    Value exists = isReal;
-    if (plan.hasRest())
-      exists = b.both(exists, b.less(b.add(own, b.i32(first * kFragment)),
-                                     b.i32(plan.numOfY)));
-    b.ifThen(exists, [&] {
-      b.store(unit, b.at(to, 2 * first * kFragment), kUnitBytes);
-    });
-  }
-}
-
-void TileResults::storeElements(ArrayRef<Value> sums, int64_t row) {
-  Value isReal = b.less(rows[row], tile.end);
-  for (int64_t fragment = 0; fragment < getNumFragments(); ++fragment)
-    for (auto [i, result] : llvm::enumerate(getResults(sums, fragment, row))) {
-      Value column = getColumn(fragment, static_cast<int64_t>(i));
-      Value exists = isReal;
-      if (plan.hasRest())
-        exists = b.both(exists, b.less(column, b.i32(plan.numOfY)));
-      b.ifThen(exists, [&] {
-        Value y = result;
-        if (!element.isF32())
-          y = arith::TruncFOp::create(b, element, y);
-        memref::StoreOp::create(
-            b, y, op.getOuts()[0],
-            ValueRange{b.toIndex(rows[row]), b.toIndex(column)});
-      });
-    }
 }
 
 //===----------------------------------------------------------------------===//
