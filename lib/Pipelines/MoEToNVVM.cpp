@@ -80,9 +80,10 @@ static void buildBufferization(OpPassManager &manager) {
   options.functionBoundaryTypeConversion =
       bufferization::LayoutMapOption::IdentityLayoutMap;
   manager.addPass(bufferization::createOneShotBufferizePass(options));
-  manager.addPass(bufferization::createDropEquivalentBufferResultsPass());
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
+  manager.addPass(bufferization::createDropEquivalentBufferResultsPass());
+  manager.addNestedPass<func::FuncOp>(createMoEStoreUpdatesPass());
   // Sizes of what lies between kernels follow from those of the arguments.
   manager.addPass(memref::createResolveShapedTypeResultDimsPass());
   // Copies whose two sides have become one value are folded.

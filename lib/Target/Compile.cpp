@@ -2,7 +2,6 @@
 
 #include "MoE/Target/Compile.h"
 
-#include "MoE/Support/Updates.h"
 #include "MoE/Target/CPUModels.h"
 #include "MoE/Target/Input.h"
 #include "MoE/Target/Kernels.h"
@@ -70,22 +69,12 @@ FailureOr<HostCode> mlir::moe::compileForHost(ModuleOp module,
   return HostCode{std::move(*code), std::move(*signatures)};
 }
 
-/// Kernels write no argument: what updates one is a result of its own, which
-/// the caller copies.
-static void keepUpdatesApart(ModuleOp module) {
-  for (auto function : module.getOps<func::FuncOp>())
-    for (unsigned i = 0, n = function.getNumResults(); i < n; ++i)
-      function.removeResultAttr(
-          i, StringAttr::get(module.getContext(), kUpdatesAttrName));
-}
-
 FailureOr<DeviceCode> mlir::moe::compileForDevice(ModuleOp module,
                                                   StringRef chip,
                                                   StringRef dumpDir) {
   FailureOr<Chip> known = lookupChip(chip, module.getLoc());
   if (failed(known))
     return failure();
-  keepUpdatesApart(module);
   FailureOr<std::vector<FunctionSignature>> signatures =
       collectSignatures(module);
   if (failed(signatures) ||

@@ -216,7 +216,7 @@ bool RowGroup::isCandidate(Operation *op) const {
   return isa<TilingInterface>(op) && isa<IndexingMapOpInterface>(op) &&
          isa<DestinationStyleOpInterface>(op) &&
          op->getBlock() == rows.front().first->getBlock() && !isTaken(op) &&
-         !hasOwnLoop(op);
+         !hasOwnLoop(op) && !isLoopOfKernel(op);
 }
 
 bool RowGroup::isOfRouting() const {

@@ -17,7 +17,7 @@
 #include "MoE/Transforms/Passes.h"
 
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
-#include "mlir/Interfaces/ViewLikeInterface.h"
+#include "mlir/Dialect/MemRef/Utils/MemRefUtils.h"
 
 namespace mlir::moe {
 #define GEN_PASS_DEF_MOESTOREUPDATESPASS
@@ -35,9 +35,8 @@ static Value withoutCasts(Value buffer) {
 
 /// Whether nothing else can write the buffer: it is a new allocation.
 static bool isNew(Value buffer) {
-  while (auto view = buffer.getDefiningOp<ViewLikeOpInterface>())
-    buffer = view.getViewSource();
-  return buffer.getDefiningOp<memref::AllocOp>() != nullptr;
+  Value root = memref::skipViewLikeOps(cast<MemrefValue>(buffer));
+  return root.getDefiningOp<memref::AllocOp>() != nullptr;
 }
 
 /// A copy of `buffer` in memory of its own.

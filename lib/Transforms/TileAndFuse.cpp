@@ -187,6 +187,8 @@ static std::string whyNotFused(tensor::ExtractSliceOp slice, OpResult producer,
   Operation *op = producer.getOwner();
   if (!isa<TilingInterface>(op))
     return "it cannot be tiled";
+  if (isLoopOfKernel(op))
+    return "its kernel makes the loop over its rows";
   if (!isForGPU(op) && hasEffectsInBody(op))
     return "its body has effects, which stay in their order";
   if (isCopiedByKernel(slice))

@@ -43,8 +43,13 @@ public:
   std::span<const Tensor> get() const { return staged; }
   /// Copies the elements back to the tensors, in the order of `add`.
   void copyTo(std::span<const Tensor> tensors) const;
+  /// Copies those back that `types` say a call has updated.
+  void copyUpdatesTo(std::span<const Tensor> tensors,
+                     std::span<const ValueType> types) const;
 
 private:
+  void copyBack(size_t i, const Tensor &tensor) const;
+
   GpuDevice &device;
   std::vector<Tensor> staged;
   std::vector<DeviceMemory> memory;

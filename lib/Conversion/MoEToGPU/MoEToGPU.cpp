@@ -11,6 +11,7 @@
 #include "Emit/ThreadBuilder.h"
 #include "Grid/KernelOutlining.h"
 #include "Grid/KernelParameters.h"
+#include "Grid/ScalarReads.h"
 #include "Grid/Workspace.h"
 #include "Product/ChunkProducts.h"
 #include "Schedules.h"
@@ -25,6 +26,7 @@
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
+#include "mlir/Dialect/MemRef/Utils/MemRefUtils.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/Vector/IR/VectorOps.h"
 #include "mlir/Interfaces/ViewLikeInterface.h"
@@ -77,8 +79,8 @@ private:
       Value buffer = effect.getValue();
       if (!buffer || !isa<EffectTy>(effect.getEffect()))
         continue;
-      while (auto view = buffer.getDefiningOp<ViewLikeOpInterface>())
-        buffer = view.getViewSource();
+      if (auto memref = dyn_cast<MemrefValue>(buffer))
+        buffer = memref::skipViewLikeOps(memref);
       buffers.push_back(buffer);
     }
     return buffers;
@@ -252,6 +254,7 @@ private:
   }
 
   LogicalResult convert(func::FuncOp function, const KernelFacts &facts) {
+    readScalarsInLoops(function);
     castReshapes(function);
     if (failed(moveBuffersToWorkspace(function)))
       return failure();

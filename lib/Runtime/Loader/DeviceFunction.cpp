@@ -252,6 +252,7 @@ private:
     launch(in.get(), out.get(), workspace.get(), /*stream=*/nullptr);
     device.synchronizeStream(nullptr);
     out.copyTo(outputs);
+    in.copyUpdatesTo(inputs, arguments);
   }
 
   std::shared_ptr<KernelModule> module;

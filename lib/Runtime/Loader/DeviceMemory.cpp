@@ -96,11 +96,22 @@ void StagedTensors::add(const Tensor &tensor, const std::string &name,
     device.copy(onDevice.data, tensor.data, bytes, nullptr);
 }
 
+void StagedTensors::copyBack(size_t i, const Tensor &tensor) const {
+  uint64_t bytes = getByteSize(tensor);
+  if (bytes && tensor.data != staged[i].data)
+    device.copy(tensor.data, staged[i].data, bytes, nullptr);
+}
+
 void StagedTensors::copyTo(std::span<const Tensor> tensors) const {
   for (size_t i = 0; i < tensors.size(); ++i)
-    if (uint64_t bytes = getByteSize(tensors[i]);
-        bytes && tensors[i].data != staged[i].data)
-      device.copy(tensors[i].data, staged[i].data, bytes, nullptr);
+    copyBack(i, tensors[i]);
+}
+
+void StagedTensors::copyUpdatesTo(std::span<const Tensor> tensors,
+                                  std::span<const ValueType> types) const {
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (types[i].isUpdated)
+      copyBack(i, tensors[i]);
 }
 
 } // namespace moe::runtime

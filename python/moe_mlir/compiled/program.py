@@ -235,12 +235,11 @@ class CompiledProgram:
             self._require_no_alias(operands)
         plain = [_plain(tensor) for tensor in operands]
         device = operands[0].device if operands else torch.device("cpu")
-        # Code for a CPU stores updates in their arguments, which are no results then.
-        results = [plain[self.updated[i]] if i in self.updated and self.target == "cpu" else
+        # The code stores updates in their arguments, which are no results then.
+        results = [plain[self.updated[i]] if i in self.updated else
                    torch.empty(sizes, dtype=dtype, device=device)
                    for i, (sizes, dtype) in enumerate(call.results)]
-        self.function(*plain, *(r for i, r in enumerate(results)
-                                if i not in self.updated or self.target != "cpu"))
+        self.function(*plain, *(r for i, r in enumerate(results) if i not in self.updated))
         for result, position in self.updated.items():
             if results[result].data_ptr() != operands[position].data_ptr():
                 operands[position].copy_(results[result])

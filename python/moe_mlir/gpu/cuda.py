@@ -100,7 +100,7 @@ class GpuFunction:
     def __call__(self, *buffers: Any, stream: int = 0) -> torch.Tensor | None:
         """Puts the kernels for inputs and result buffers on a stream."""
         # Copies live until the launches are on the stream, as the workspace does.
-        buffers = tuple(self._plan.align(buffers))
+        given, buffers = buffers, tuple(self._plan.align(buffers))
         shapes = tuple([getattr(buffer, "shape", ()) for buffer in buffers])
         prepared = self._prepared.get(shapes)
         if prepared is None:
@@ -117,8 +117,9 @@ class GpuFunction:
             try:
                 self._runtime.launch(function, launch, stream, own)
             except GpuError as error:
-                given = ", ".join(str(tuple(shape)) for shape in shapes)
-                raise GpuError(f"{self._plan.name} on {given}: {error}") from None
+                sizes = ", ".join(str(tuple(shape)) for shape in shapes)
+                raise GpuError(f"{self._plan.name} on {sizes}: {error}") from None
+        self._plan.put_back(given, buffers)
         return workspace
 
     def _prepare(self, shapes, buffers) -> _Prepared:

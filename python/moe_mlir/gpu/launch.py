@@ -89,6 +89,12 @@ class LaunchPlan:
             buffers[position] = value.clone() if hasattr(value, "clone") else _aligned_copy(value)
         return buffers
 
+    def put_back(self, buffers: Sequence[Any], aligned: Sequence[Any]) -> None:
+        """Stores in `buffers` what a call has updated in copies that `align` made of them."""
+        for buffer, copy, entry in zip(buffers, aligned, self.arguments):
+            if copy is not buffer and entry.get("updated"):
+                buffer[...] = copy
+
     def encode(self, buffers: Sequence[Any]) -> list[int]:
         """Addresses of buffers, and the bits of numbers."""
         return [buffer.data_ptr() if format is None else

@@ -111,12 +111,12 @@ class DeviceFunction:
 
     def __call__(self, *buffers: Any, **options: Any) -> list[Report]:
         """Launches the kernels in order on inputs and result buffers; returns their reports."""
-        buffers = tuple(self.plan.align(buffers))
+        given, buffers = buffers, tuple(self.plan.align(buffers))
         parameters, sizes = list(buffers), self.plan.sizes(buffers)
         if (size := self.plan.workspace(buffers)) is not None:
             parameters.append(_make_workspace(size))
             sizes.append(size)
-        return [
+        reports = [
             self.module.launch(
                 launch.name,
                 launch.grid,
@@ -127,6 +127,8 @@ class DeviceFunction:
             )
             for launch in self.plan.launches(buffers)
         ]
+        self.plan.put_back(given, buffers)
+        return reports
 
 
 def _make_workspace(size):

@@ -17,6 +17,7 @@
 #include "Emit/ThreadBuilder.h"
 #include "Experts/GroupedLinear.h"
 #include "Product/FewTokenRouters.h"
+#include "ScatterLoops.h"
 #include "ThreadLowerings.h"
 
 #include "MoE/Conversion/Passes.h"
@@ -198,6 +199,7 @@ struct MoEDistributeToGridPass
     BlockShape block = getBlockShape(getOperation(), blockSize);
     cutRoutersOfFewTokens(getOperation(), block);
     closeGapsOfGroupedLinear(getOperation());
+    distributeScatterLoops(getOperation(), BlockShape{blockSize});
     RewritePatternSet set(&getContext());
     populateToGridPatterns(set, block);
     FrozenRewritePatternSet patterns(std::move(set));
