@@ -39,7 +39,11 @@ static void buildTileToBlocks(OpPassManager &manager, int64_t maxRows) {
   manager.addNestedPass<func::FuncOp>(createMoEMapLoopsToBlocksPass());
   manager.addNestedPass<func::FuncOp>(createMoEDecomposeForGridsPass());
   manager.addPass(createMoESelectKernelConfigPass());
+  manager.addNestedPass<func::FuncOp>(createMoEKeepReducedDimsPass());
   manager.addPass(createMoEPropagateReshapesPass());
+  manager.addNestedPass<func::FuncOp>(
+      createMoEConcatenationsToSelectionsPass());
+  manager.addNestedPass<func::FuncOp>(createMoEFuseElementwisePass());
   // Initial values with one user are made inside its tile.
   manager.addNestedPass<func::FuncOp>(createMoEPrivatizeDestinationsPass());
   manager.addNestedPass<func::FuncOp>(createMoETileAndFusePass({maxRows}));

@@ -13,7 +13,9 @@
 //===----------------------------------------------------------------------===//
 
 #include "MoE/Transforms/Passes.h"
+#include "MoE/Transforms/Transforms.h"
 
+#include "mlir/Dialect/Arith/IR/Arith.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
 #include "mlir/Dialect/Linalg/Transforms/Transforms.h"
@@ -26,6 +28,7 @@ namespace mlir::moe {
 } // namespace mlir::moe
 
 using namespace mlir;
+using namespace mlir::moe;
 
 /// Whether the elements that a vector of iterations reads lie next to each
 /// other, or are one.
@@ -41,17 +44,19 @@ static bool isReadInOrder(linalg::GenericOp op, OpOperand *operand) {
   return !slice || isOneInteger(slice.getMixedStrides().back());
 }
 
-/// Whether the body only computes, element by element: it asks for no index,
-/// loads from no tensor, and reads no output (as a sum over a dim of size 1
-/// does).
-static bool isElementwise(linalg::GenericOp op) {
+/// Whether the body only computes, element by element, and reads no output (as
+/// a sum over a dim of size 1 does). Vectors of a CPU need one that asks for no
+/// index and loads from no tensor, too.
+static bool isElementwise(linalg::GenericOp op, bool forGPU) {
   return op.getNumResults() == 1 && op.getNumLoops() > 0 &&
          op.getNumLoops() == op.getNumParallelLoops() &&
          !op.payloadUsesValueFromOperand(op.getDpsInitOperand(0)) &&
-         llvm::all_of(op.getBody()->without_terminator(),
-                      [](Operation &nested) {
-                        return OpTrait::hasElementwiseMappableTraits(&nested);
-                      });
+         llvm::all_of(
+             op.getBody()->without_terminator(), [&](Operation &nested) {
+               return OpTrait::hasElementwiseMappableTraits(&nested) ||
+                      (forGPU &&
+                       isa<linalg::IndexOp, tensor::ExtractOp>(nested));
+             });
 }
 
 /// The operands of both ops, without the one between them.
@@ -83,19 +88,38 @@ static bool keepsProducts(linalg::GenericOp producer,
          (consumer.getNumDpsInputs() == 1 && producer.getNumDpsInputs() == 1);
 }
 
-static bool isFusable(OpOperand *operand, unsigned maxInputs) {
+/// Whether vectors of iterations stay vectors of elements where the consumer
+/// computes what it reads.
+static bool keepsVectors(linalg::GenericOp producer, OpOperand *operand) {
+  return isReadInOrder(cast<linalg::GenericOp>(operand->getOwner()), operand) &&
+         llvm::all_of(producer.getDpsInputOperands(), [&](OpOperand *input) {
+           return isReadInOrder(producer, input);
+         });
+}
+
+/// Whether `op` only moves elements and converts them, so that it may be
+/// computed for each of several readers.
+static bool isCheap(linalg::GenericOp op) {
+  return llvm::all_of(op.getBody()->without_terminator(),
+                      [](Operation &nested) {
+                        return isa<arith::ExtFOp, arith::TruncFOp>(nested);
+                      });
+}
+
+/// On a CPU nothing is computed twice, and no loop over vectors lost to an
+/// input that is not in order. Threads of a GPU have no vectors, and what lies
+/// between two ops is a launch.
+static bool isFusable(OpOperand *operand, unsigned maxInputs, bool forGPU) {
   auto consumer = cast<linalg::GenericOp>(operand->getOwner());
   auto producer = operand->get().getDefiningOp<linalg::GenericOp>();
-  // Nothing is computed twice, and no loop over vectors lost to an input that
-  // is not in order.
-  return producer && producer->hasOneUse() && isElementwise(producer) &&
-         producer->getBlock() == consumer->getBlock() &&
-         keepsProducts(producer, consumer) && isReadOnce(consumer, operand) &&
-         isReadInOrder(consumer, operand) &&
-         llvm::all_of(producer.getDpsInputOperands(),
-                      [&](OpOperand *input) {
-                        return isReadInOrder(producer, input);
-                      }) &&
+  if (!producer || !isElementwise(producer, forGPU) ||
+      producer->getBlock() != consumer->getBlock() ||
+      !keepsProducts(producer, consumer))
+    return false;
+  bool isOnce = producer->hasOneUse() && isReadOnce(consumer, operand);
+  if (!isOnce && !(forGPU && isCheap(producer)))
+    return false;
+  return (forGPU || keepsVectors(producer, operand)) &&
          countInputs(producer, consumer) <= maxInputs &&
          linalg::areElementwiseOpsFusable(operand);
 }
@@ -127,12 +151,17 @@ static linalg::GenericOp dropFirstResult(RewriterBase &rewriter,
 /// Fuses one producer into `consumer`; null if none is fusable.
 static linalg::GenericOp fuseProducer(RewriterBase &rewriter,
                                       linalg::GenericOp consumer,
-                                      unsigned maxInputs) {
+                                      unsigned maxInputs, bool forGPU) {
   for (OpOperand *operand : consumer.getDpsInputOperands()) {
-    if (!isFusable(operand, maxInputs))
+    if (!isFusable(operand, maxInputs, forGPU))
       continue;
-    Operation *producer = operand->get().getDefiningOp();
     rewriter.setInsertionPoint(consumer);
+    Operation *producer = operand->get().getDefiningOp();
+    if (!producer->hasOneUse()) { // Its other readers keep theirs.
+      producer = rewriter.clone(*producer);
+      rewriter.modifyOpInPlace(consumer,
+                               [&] { operand->set(producer->getResult(0)); });
+    }
     FailureOr<linalg::ElementwiseOpFusionResult> fused =
         linalg::fuseElementwiseOps(rewriter, operand);
     if (failed(fused))
@@ -162,9 +191,10 @@ struct FuseElementwisePass
         consumers.push_back(op);
     });
     IRRewriter rewriter(&getContext());
+    bool forGPU = isForGPU(getOperation());
     for (linalg::GenericOp consumer : consumers)
       while (consumer)
-        consumer = fuseProducer(rewriter, consumer, maxInputs);
+        consumer = fuseProducer(rewriter, consumer, maxInputs, forGPU);
   }
 };
 } // namespace

@@ -290,7 +290,11 @@ bool RowGroup::addProducer(Operation *producer) {
     missed.erase(producer);
     return true;
   }
-  if (!isOfRouting())
+  // Between the kernels of a GPU, what one of them computes is stored anyway.
+  // What has effects would have them in each of its copies.
+  bool mayStore = isa<MoEStructuredOpInterface>(producer) ||
+                  (needsBoundedTiles && !hasEffectsInBody(producer));
+  if (!isOfRouting() && !mayStore)
     return miss(producer, "its result has several users");
 
   Members joining;
@@ -303,7 +307,7 @@ bool RowGroup::addProducer(Operation *producer) {
     }
     // This user reads what the loop stores, which only results may be whose
     // rows are rows of the loop.
-    if (!isa<MoEStructuredOpInterface>(producer) ||
+    if (!mayStore ||
         getRowDims(cast<TilingInterface>(producer)) != *producerRows)
       return miss(producer, "its result has several users");
   }
@@ -459,21 +463,35 @@ SmallVector<TilingInterface> RowGroup::getRoots() const {
   return roots;
 }
 
-/// The bytes of one row of `result`, which lies along the dims `rows`.
-static int64_t getBytesARow(OpResult result, ArrayRef<unsigned> rows) {
+/// The elements of one row of `result`, which lies along the dims `rows`; 0
+/// where that is not known.
+static int64_t getElementsARow(OpResult result, ArrayRef<unsigned> rows) {
   auto type = cast<ShapedType>(result.getType());
   auto dps = cast<DestinationStyleOpInterface>(result.getOwner());
-  if (!type.getElementType().isIntOrIndexOrFloat())
-    return 0;
-  int64_t bytes = getElementBytes(type.getElementType());
+  int64_t elements = 1;
   AffineMap map = cast<IndexingMapOpInterface>(result.getOwner())
                       .getMatchingIndexingMap(dps.getTiedOpOperand(result));
   for (auto [position, expr] : llvm::enumerate(map.getResults())) {
     auto dim = dyn_cast<AffineDimExpr>(expr);
     if (!dim || !llvm::is_contained(rows, dim.getPosition()))
-      bytes *= type.isDynamicDim(position) ? 0 : type.getDimSize(position);
+      elements *= type.isDynamicDim(position) ? 0 : type.getDimSize(position);
   }
-  return bytes;
+  return elements;
+}
+
+static int64_t getBytesARow(OpResult result, ArrayRef<unsigned> rows) {
+  Type element = getElementTypeOrSelf(result.getType());
+  return element.isIntOrIndexOrFloat()
+             ? getElementBytes(element) * getElementsARow(result, rows)
+             : 0;
+}
+
+int64_t RowGroup::getMostElementsARow() const {
+  int64_t most = 0;
+  for (auto &[op, opRows] : rows)
+    for (OpResult result : op->getResults())
+      most = std::max(most, getElementsARow(result, opRows));
+  return most;
 }
 
 int64_t RowGroup::getBytesARow() const {

@@ -81,9 +81,13 @@ public:
   SmallVector<TilingInterface> getRoots() const;
   /// All members in program order.
   SmallVector<Operation *> getMembers() const;
+  /// Whether an op of the dialect is among the members.
+  bool isOfRouting() const;
   /// The bytes that a row takes of what its members hand to each other, as far
   /// as that is not stored.
   int64_t getBytesARow() const;
+  /// The elements of the widest row of a member.
+  int64_t getMostElementsARow() const;
   /// Producers that could have joined by their kind, and why they did not.
   const llvm::MapVector<Operation *, std::string> &getMissed() const {
     return missed;
@@ -93,7 +97,6 @@ private:
   using Members = llvm::MapVector<Operation *, Rows>;
 
   bool isCandidate(Operation *op) const;
-  bool isOfRouting() const;
   bool addProducers(Operation *member);
   bool addProducer(Operation *producer);
   bool addConsumers(Operation *member);

@@ -308,6 +308,30 @@ static LogicalResult moveUsersBehind(RewriterBase &rewriter, scf::ForallOp loop,
   return success();
 }
 
+/// Replaces ops whose bodies check their inputs, which common subexpression
+/// elimination leaves alone, by an equal one before them: who checks twice
+/// finds the same.
+static bool mergeEqualChecks(RewriterBase &rewriter, Block &block) {
+  SmallVector<linalg::GenericOp> checks;
+  bool merged = false;
+  for (auto op :
+       llvm::make_early_inc_range(block.getOps<linalg::GenericOp>())) {
+    if (!hasEffectsInBody(op))
+      continue;
+    auto *earlier = llvm::find_if(checks, [&](linalg::GenericOp other) {
+      return OperationEquivalence::isEquivalentTo(
+          other, op, OperationEquivalence::IgnoreLocations);
+    });
+    if (earlier == checks.end()) {
+      checks.push_back(op);
+      continue;
+    }
+    rewriter.replaceOp(op, (*earlier)->getResults());
+    merged = true;
+  }
+  return merged;
+}
+
 /// Replaces tiles of one op that differ in nothing but their destinations,
 /// which no op of the dialect reads, by the first of them.
 static bool mergeEqualTiles(RewriterBase &rewriter, scf::ForallOp loop) {
@@ -355,7 +379,8 @@ static void mergeLoops(RewriterBase &rewriter, ArrayRef<scf::ForallOp> loops) {
   DominanceInfo dominance;
   do
     eliminateCommonSubExpressions(rewriter, dominance, merged);
-  while (mergeEqualTiles(rewriter, merged));
+  while (mergeEqualTiles(rewriter, merged) ||
+         mergeEqualChecks(rewriter, *merged.getBody()));
 }
 
 //===----------------------------------------------------------------------===//
@@ -375,6 +400,9 @@ struct TileAndFusePass
     }
     hasGrid = isForGPU(getOperation());
     IRRewriter rewriter(&getContext());
+    if (hasGrid)
+      for (Block &block : getOperation().getBody())
+        mergeEqualChecks(rewriter, block);
     // Consumers come before their producers, so that a producer is fused into
     // its consumer before it is tiled on its own.
     SmallVector<TilingInterface> ops;
@@ -445,6 +473,11 @@ private:
     if (hasGrid) {
       int64_t bytes = isPlanned ? 0 : group.getBytesARow();
       while (tile.rows > 1 && tile.rows * bytes > ::moe::kMaxStaticSharedBytes)
+        tile.rows /= 2;
+      // Wide rows give the threads of a block work, and a warp sums each.
+      constexpr int64_t kFewWideRows = 4, kElements = 4096;
+      int64_t elements = group.isOfRouting() ? 0 : group.getMostElementsARow();
+      while (tile.rows > kFewWideRows && tile.rows * elements > kElements)
         tile.rows /= 2;
     }
     OpFoldResult rows = rewriter.getIndexAttr(tile.rows);

@@ -35,3 +35,80 @@ func.func @keeps_sums_that_are_compared_with_each_other(
   } -> tensor<256xi1>
   return %before : tensor<256xi1>
 }
+
+// A sum of residuals that a norm and a later layer read: one loop computes and
+// stores both. Rows of 2048 elements come in fours.
+
+// IR-LABEL: func @residual_and_norm
+// IR:         scf.forall (%{{.*}}) = (0) to (%{{.*}}) step (4) shared_outs(%{{.*}} = %{{.*}}, %{{.*}} = %{{.*}}) -> (tensor<?x2048xf32>, tensor<?x2048xf32>)
+// IR:           arith.addf
+// IR:           arith.mulf
+// IR:           math.rsqrt
+// IR:           scf.forall.in_parallel
+// IR-NOT:     scf.forall (
+// IR:         return
+func.func @residual_and_norm(%x: tensor<?x2048xf32>, %y: tensor<?x2048xf32>)
+    -> (tensor<?x2048xf32>, tensor<?x2048xf32>) {
+  %c0 = arith.constant 0 : index
+  %zero = arith.constant 0.0 : f32
+  %n = tensor.dim %x, %c0 : tensor<?x2048xf32>
+  %rows = tensor.empty(%n) : tensor<?x2048xf32>
+  %one = tensor.empty(%n) : tensor<?xf32>
+  %sum = linalg.generic {
+      indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i, j)>,
+                       affine_map<(i, j) -> (i, j)>],
+      iterator_types = ["parallel", "parallel"]}
+      ins(%x, %y : tensor<?x2048xf32>, tensor<?x2048xf32>) outs(%rows : tensor<?x2048xf32>) {
+  ^bb0(%a: f32, %b: f32, %out: f32):
+    %0 = arith.addf %a, %b : f32
+    linalg.yield %0 : f32
+  } -> tensor<?x2048xf32>
+  %none = linalg.fill ins(%zero : f32) outs(%one : tensor<?xf32>) -> tensor<?xf32>
+  %squares = linalg.generic {
+      indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i)>],
+      iterator_types = ["parallel", "reduction"]}
+      ins(%sum : tensor<?x2048xf32>) outs(%none : tensor<?xf32>) {
+  ^bb0(%a: f32, %acc: f32):
+    %0 = arith.mulf %a, %a : f32
+    %1 = arith.addf %acc, %0 : f32
+    linalg.yield %1 : f32
+  } -> tensor<?xf32>
+  %normed = linalg.generic {
+      indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i)>,
+                       affine_map<(i, j) -> (i, j)>],
+      iterator_types = ["parallel", "parallel"]}
+      ins(%sum, %squares : tensor<?x2048xf32>, tensor<?xf32>) outs(%rows : tensor<?x2048xf32>) {
+  ^bb0(%a: f32, %s: f32, %out: f32):
+    %0 = math.rsqrt %s : f32
+    %1 = arith.mulf %a, %0 : f32
+    linalg.yield %1 : f32
+  } -> tensor<?x2048xf32>
+  return %sum, %normed : tensor<?x2048xf32>, tensor<?x2048xf32>
+}
+
+// Equal checks of one input are made once.
+
+// IR-LABEL: func @checks
+// IR-COUNT-1: moe.assert
+// IR-NOT:     moe.assert
+func.func @checks(%i: tensor<8xi64>) -> (tensor<8xi64>, tensor<8xi64>) {
+  %zero = arith.constant 0 : i64
+  %e = tensor.empty() : tensor<8xi64>
+  %a = linalg.generic {
+      indexing_maps = [affine_map<(i) -> (i)>, affine_map<(i) -> (i)>], iterator_types = ["parallel"]}
+      ins(%i : tensor<8xi64>) outs(%e : tensor<8xi64>) {
+  ^bb0(%x: i64, %out: i64):
+    %is = arith.cmpi sge, %x, %zero : i64
+    moe.assert <index> %is, "expected at least 0, found {0}" (%x : i64)
+    linalg.yield %x : i64
+  } -> tensor<8xi64>
+  %b = linalg.generic {
+      indexing_maps = [affine_map<(i) -> (i)>, affine_map<(i) -> (i)>], iterator_types = ["parallel"]}
+      ins(%i : tensor<8xi64>) outs(%e : tensor<8xi64>) {
+  ^bb0(%x: i64, %out: i64):
+    %is = arith.cmpi sge, %x, %zero : i64
+    moe.assert <index> %is, "expected at least 0, found {0}" (%x : i64)
+    linalg.yield %x : i64
+  } -> tensor<8xi64>
+  return %a, %b : tensor<8xi64>, tensor<8xi64>
+}

@@ -248,6 +248,33 @@ def MoEScansToReductionsPass
   ];
 }
 
+def MoEConcatenationsToSelectionsPass
+    : Pass<"moe-concatenations-to-selections", "::mlir::func::FuncOp"> {
+  let summary = "Turn concatenations into elementwise ops that choose a part";
+  let description = [{
+    Matches `tensor.insert_slice` ops that put parts of known sizes next to each
+    other along a dim, and that elementwise ops read, as the halves of a rotary
+    embedding:
+
+    ```
+    %0 = tensor.insert_slice %minus_y into %empty[0, 0] [%n, 32] [1, 1]
+    %1 = tensor.insert_slice %x into %0[0, 32] [%n, 32] [1, 1]
+    ```
+
+    They become a `linalg.generic` that chooses, for each element, the part that
+    has it. What computes and cuts the parts, if it is short, is computed there,
+    too. As copies each part would be a launch.
+  }];
+  let statistics = [
+    Statistic<"numReplaced", "num-replaced", "Number of concatenations replaced">
+  ];
+  let dependentDialects = [
+    "::mlir::arith::ArithDialect",
+    "::mlir::linalg::LinalgDialect",
+    "::mlir::tensor::TensorDialect",
+  ];
+}
+
 def MoEDecomposeForGridsPass : Pass<"moe-decompose-for-grids"> {
   let summary = "Decompose ops into parts of which each gets a grid";
   let description = [{

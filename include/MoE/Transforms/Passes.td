@@ -174,6 +174,9 @@ def MoEFuseElementwisePass
     vectors. A sum takes what is computed of one tensor, such as squares: with
     two it would be a product, whose kernel rounds in another way. Bits do not
     change.
+
+    For a GPU, where a launch lies between two ops, inputs may be read in any
+    order, and casts are computed for each of their readers.
   }];
   let options = [
     Option<"maxInputs", "max-inputs", "unsigned", /*default=*/"8",

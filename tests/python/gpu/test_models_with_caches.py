@@ -149,3 +149,27 @@ def test_an_artifact_keeps_its_state_in_place(tmp_path):
             for i, other in enumerate(expected):
                 torch.testing.assert_close(torch.from_numpy(np.load(tmp_path / f"out{i}.npy")), other)
         x[0].mul_(2)
+
+
+def test_a_layer_is_a_few_launches(monkeypatch):
+    """Norms, residuals, rotations and casts are parts of kernels, not kernels."""
+    counts = []
+    launches = LaunchPlan.launches
+    monkeypatch.setattr(LaunchPlan, "launches",
+                        lambda plan, buffers: counts.append(launches(plan, buffers)) or counts[-1])
+
+    def count(layers):
+        config = transformers.Qwen3MoeConfig(
+            hidden_size=512, intermediate_size=512, moe_intermediate_size=256, num_experts=8,
+            num_experts_per_tok=2, num_hidden_layers=layers, num_attention_heads=8,
+            num_key_value_heads=2, head_dim=64, vocab_size=64)
+        model = transformers.Qwen3MoeForCausalLM(config).to(torch.bfloat16).eval()
+
+        def new_cache():
+            return transformers.StaticCache(config=config, max_cache_len=ROOM)
+        compiled, cache = compile_for_gpu(model, ids(7), kwargs=dict(cache=new_cache())), new_cache()
+        for tokens in (9, 1):
+            on_gpu(compiled, ids(tokens), cache=cache)
+        return len(counts[-2]), len(counts[-1])
+    one, two = count(1), count(2)
+    assert two[0] - one[0] <= 27 and two[1] - one[1] <= 25
