@@ -17,7 +17,7 @@ from moe_mlir_bench.models import FAMILIES
 
 ROOM = 16
 WITH_STATIC_CACHES = ("Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE", "Granite-MoE", "DeepSeek-V2",
-                      "DeepSeek-V3", "GLM4-MoE", "MiniMax-M2", "Ernie4.5-MoE", "Llama4")
+                      "DeepSeek-V3", "GLM4-MoE", "MiniMax-M2", "Ernie4.5-MoE", "Phi-MoE", "Llama4")
 
 
 def ids(tokens, seed=0):
@@ -55,6 +55,32 @@ def test_a_prompt_and_steps(name):
         tokens = expected[:, -1:].argmax(-1)
     assert places[1] == places[2]
     assert len(compiled._programs) == 2  # of prompts, and of one token
+
+
+@pytest.mark.drawn(2)
+@pytest.mark.parametrize("kind", ["windows", "windows alone", "state space", "growing"])
+@torch.no_grad()
+def test_caches_of_other_kinds(kind):
+    """A window that is not full yet and one that is, a state, and tensors that grow."""
+    name, changes, layers = {
+        "windows": ("gpt-oss", dict(sliding_window=8, attn_implementation="eager"), 2),
+        "windows alone": ("Phi-MoE", dict(sliding_window=8), 1),
+        "state space": ("Jamba", {}, 2),
+        "growing": ("Qwen3-MoE", {}, 1)}[kind]
+    model = FAMILIES[name].build(torch.float32, layers=layers,
+                                 **{"attn_implementation": "sdpa", **changes}).eval()
+
+    def new_cache():
+        if kind == "growing":
+            return transformers.DynamicCache(config=model.config)
+        return transformers.StaticCache(config=model.config, max_cache_len=40)
+    compiled = compile_for_gpu(model, ids(5), kwargs=dict(cache=new_cache()))
+    ours, theirs = new_cache(), new_cache()
+    for tokens in (5, 1, 1, 4, 1):
+        given = ids(tokens, tokens)
+        found = on_gpu(compiled, given, cache=ours).logits
+        expected = model(given, **cache_call(model, theirs)).logits
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 class Put(torch.nn.Module):
