@@ -9,6 +9,7 @@ import torch
 from support import BUILD
 
 import moe_mlir
+import moe_mlir_command
 from moe_mlir import experts  # noqa: F401  registers the ops of experts
 from moe_mlir._support.paths import PACKAGE
 from moe_mlir.cli import op_arguments
@@ -55,19 +56,33 @@ def test_no_name_is_said_of_what_is_not_there():
     assert set(op_arguments.NAMES) <= named
 
 
-def explain(*arguments):
-    return subprocess.run([BUILD / "bin" / "moe", "explain", *arguments], capture_output=True,
-                          text=True)
+@pytest.fixture
+def explain(capsys):
+    """`moe explain` in this process, which has torch: (status, output, errors)."""
+    def run(*arguments):
+        try:
+            status = moe_mlir_command.main(["explain", *arguments])
+        except SystemExit as end:
+            status = end.code
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+    return run
 
 
 def test_the_command():
-    done = explain("--op", "similarity_inform")
+    done = subprocess.run([BUILD / "bin" / "moe", "explain", "--op", "similarity_inform"],
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "-> moe.similarity_inform (include/MoE/Dialect/MoE/IR/MoEMixingOps.td:" in done.stdout
     assert re.search(r"\ncausal\n  moe.similarity_inform: visibility\n    read at lib/", done.stdout)
-    listed = json.loads(explain("--op", "topk_renorm", "--json").stdout)
+
+
+def test_json_and_wrong_arguments(explain):
+    status, output, _ = explain("--op", "topk_renorm", "--json")
+    listed = json.loads(output)
+    assert status == 0
     assert listed["k"][0]["name"] == op_arguments.SHAPE and listed["renorm"][0]["readers"]
-    done = explain("--op", "topk")
-    assert done.returncode == 2 and "expected an op of torch.ops.moe" in done.stderr
-    assert "found neither" in explain().stderr
-    assert "found both" in explain("Mixtral", "--op", "topk_renorm").stderr
+    status, _, errors = explain("--op", "topk")
+    assert status == 2 and "expected an op of torch.ops.moe" in errors
+    assert "found neither" in explain()[2]
+    assert "found both" in explain("Mixtral", "--op", "topk_renorm")[2]
