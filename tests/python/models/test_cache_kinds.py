@@ -16,7 +16,9 @@ ROOM, WINDOW = 40, 8
 KINDS = {
     "windows": ("gpt-oss", dict(sliding_window=WINDOW, attn_implementation="eager"), 2),
     "windows alone": ("Phi-MoE", dict(sliding_window=WINDOW), 1),
-    "chunks": ("Llama4", dict(attention_chunk_size=WINDOW), 4),
+    # A layer of chunks, and one of full attention without positions; its default has three and one.
+    "chunks": ("Llama4", dict(attention_chunk_size=WINDOW, no_rope_layers=[1, 0],
+                              layer_types=["chunked_attention", "full_attention"]), 2),
     "state space": ("Jamba", {}, 2),
 }
 
