@@ -38,6 +38,8 @@ def some(cases, by=None):
 def draw_cases(config, items):
     """Of functions with the mark `drawn(n)` n cases, drawn by the run's seed; the rest is long.
 
+    Functions of equal cases with a mark `drawn(n, like=NAME)` draw the same ones, for which they
+    share what is dear to build.
     Whoever names a test or a part of names means those, all of them.
     """
     if config.getoption("keyword", None) or any("::" in argument for argument in config.args):
@@ -46,9 +48,11 @@ def draw_cases(config, items):
     for item in items:
         mark = item.get_closest_marker("drawn")
         if mark is not None and item.get_closest_marker("long") is None:
-            functions.setdefault((item.nodeid.partition("[")[0], mark.args[0]), []).append(item)
-    for (name, count), cases in functions.items():
-        draw = random.Random(f"{run_seed()} {name}")
+            name = item.nodeid.partition("[")[0]
+            like = mark.kwargs.get("like", name)
+            functions.setdefault((name, like, mark.args[0]), []).append(item)
+    for (_, like, count), cases in functions.items():
+        draw = random.Random(f"{run_seed()} {like}")
         drawn = set(map(id, draw.sample(cases, min(count, len(cases)))))
         for case in cases:
             if id(case) not in drawn:

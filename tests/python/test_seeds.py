@@ -73,6 +73,11 @@ import pytest
 @pytest.mark.parametrize("case", range(7))
 def test_case(case):
     print(f"ran {case}.")
+
+@pytest.mark.drawn(2, like="test_cases.py::test_case")
+@pytest.mark.parametrize("case", "abcdefg")
+def test_like_it(case):
+    print(f"ran too: {case}.")
 """
 
 
@@ -86,7 +91,10 @@ def test_cases_are_drawn_and_a_long_run_has_the_others(tmp_path):
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", *arguments],
             cwd=tmp_path, env={**os.environ, "MOE_MLIR_SEED": seed}, capture_output=True, text=True)
-        return {int(number) for number in re.findall(r"ran (\d)\.", done.stdout)}
+        numbers, letters = (re.findall(text, done.stdout) for text in (r"ran (\d)\.", r"ran too: (\w)\."))
+        assert [int(number) for number in numbers] == ["abcdefg".index(x) for x in letters] \
+            or any("test_case" in argument for argument in arguments)
+        return {int(number) for number in numbers}
 
     plain, long = ran("-m", "not long"), ran("-m", "long")
     assert len(plain) == 2 and plain.isdisjoint(long) and plain | long == {*range(7)}

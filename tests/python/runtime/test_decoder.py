@@ -93,6 +93,12 @@ def build_program(source, folder):
 
 
 @pytest.fixture(scope="module")
+def example(tmp_path_factory):
+    """The program of examples/deploy/generate.cpp."""
+    return build_program(ROOT / "examples/deploy/generate.cpp", tmp_path_factory.mktemp("example"))
+
+
+@pytest.fixture(scope="module")
 def in_cpp(tmp_path_factory):
     """Runs decoder_calls.cpp; returns its lines."""
     program = build_program(Path(__file__).with_name("decoder_calls.cpp"),
@@ -114,7 +120,7 @@ def numbers(line):
 # ---- what it gives -----------------------------------------------------------------------
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(2, like="kinds of decoders")
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_eagers_in_python_and_cpp(saved, in_cpp, kind):
     model, folder = saved(kind)
@@ -132,14 +138,13 @@ def test_logits_are_eagers_in_python_and_cpp(saved, in_cpp, kind):
         assert last == (f"{sum(lengths)} of {ROOM}, 0 of {ROOM}; 1 sequences, 64 words")
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(2, like="kinds of decoders")
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_example_generates_eagers_tokens(saved, tmp_path, kind):
+def test_the_example_generates_eagers_tokens(saved, example, kind):
     """Of a prompt that fits a window, with steps past its end, and of a longer one."""
     model, folder = saved(kind)
-    program = build_program(ROOT / "examples/deploy/generate.cpp", tmp_path)
     prompts, count = (ids(3), ids(WINDOW + 2, 1)), 10
-    done = subprocess.run([program, folder, str(count), *" -- ".join(
+    done = subprocess.run([example, folder, str(count), *" -- ".join(
         " ".join(map(str, prompt[0].tolist())) for prompt in prompts).split()],
         capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
