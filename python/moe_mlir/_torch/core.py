@@ -11,8 +11,8 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 ScriptFunction = torch._C.ScriptFunction
 # What torch.compile writes into the module that it wraps, and no forward reads; where Lightning is
@@ -138,7 +138,7 @@ def storage_users(storage: torch.UntypedStorage) -> int:
 __all__ = [
     "MARKS_OF_COMPILE", "DisableAutocast", "DisableTorchFunctionSubclass", "FakeTensor",
     "FakeTensorMode", "HigherOrderOperator",
-    "OpOverload", "OpOverloadPacket", "ScriptFunction", "active_ddp_module",
+    "OpOverload", "OpOverloadPacket", "ScriptFunction", "TorchDispatchMode", "active_ddp_module",
     "autograd_implementation", "disable_current_modes", "enter_autocast", "exit_autocast", "grouped_mm",
     "innermost_transform", "is_avx512_supported",
     "is_any_autocast_enabled", "is_composite", "is_functorch_wrapped_tensor", "is_in_backward",

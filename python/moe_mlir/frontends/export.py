@@ -3,7 +3,6 @@
 import inspect
 import logging
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,11 +23,8 @@ from ..guards.model_weights import ModelWeights, is_of_model
 from ..importer import ImportedProgram, decompose_missing, import_program
 from ..patching.expert_loops import loops_as_ops
 from ..patching.substitution import substitutions_as_ops
-from ..raising.attention import decomposition
-from ..raising.doubled_state import merge_doubled_state
 from ..raising.einsum import EinsumAsMatmul
 from ..raising.experts import raise_experts
-from ..raising.fold_layers import fold_layers, unfold_layers
 from ..raising.grouped_heads import pack_grouped_heads
 from ..raising.guards import (
     bounds_of,
@@ -43,9 +39,9 @@ from ..raising.guards import (
 from ..raising.pack_weights import pack_weights
 from ..raising.plain_attention import raise_plain_attention
 from ..raising.raise_routing import raise_routing
-from ..raising.reading import is_assertion
 from ..raising.sink_attention import raise_sink_attention
 from ..raising.sorted_ids import raise_sorted_ids
+from .decompositions import decompose
 from .module_casts import casts_without_effect
 from .stored_traces import StoredTraces, TracedModule
 from .trace_errors import explained, require_weights_in_memory
@@ -430,32 +426,6 @@ def _with_two(tensor, dims):
     """The tensor itself, or twice along those of `dims` that have size 1."""
     counts = [2 if d in dims and size == 1 else 1 for d, size in enumerate(tensor.shape)]
     return tensor.repeat(counts) if 2 in counts else tensor
-
-
-def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Core ATen, but with linear layers, matmuls, rolls and attention whole.
-
-    Decomposed, linear layers and matmuls hide behind flattened views and
-    expanded copies; whole, they are one contraction at the rank that the model
-    wrote. A roll becomes a gather. Decomposed attention holds a matrix of tokens
-    by tokens.
-    """
-    table = torch.export.default_decompositions()
-    attention = torch.ops.aten.scaled_dot_product_attention.default
-    table[attention] = decomposition(table[attention])
-    for operator in (torch.ops.aten.linear.default, torch.ops.aten.matmul.default,
-                     torch.ops.aten.roll.default):
-        table.pop(operator, None)
-    with warnings.catch_warnings():
-        # torch copies its own tree specs in a way that it deprecated itself.
-        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-        program = fold_layers(merge_doubled_state(program)).run_decompositions(table)
-    unfold_layers(program.graph)
-    for node in list(program.graph.nodes):
-        # What they check is known: the program has one type a tensor.
-        if is_assertion(node):
-            program.graph.erase_node(node)
-    return program
 
 
 def export(

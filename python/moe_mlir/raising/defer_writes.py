@@ -30,7 +30,7 @@ def _can_defer(memory, nodes, writes, order) -> bool:
     whole = {memory, *writes}
     if any(user.op == "output" or not _is_plain(user) for node in nodes for user in node.users):
         return False
-    if not all(_functional(node) and _same_type(node, memory)
+    if not all(functional(node) and has_type_of(node, memory)
                and len(found := list(written(node))) == 1 and found[0] in whole for node in writes):
         return False
     for node in nodes:
@@ -45,7 +45,7 @@ def _is_plain(node) -> bool:
     return isinstance(node.target, OpOverload)
 
 
-def _functional(node):
+def functional(node):
     """The operator that gives a new tensor where this one writes its first argument."""
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten":
@@ -55,7 +55,7 @@ def _functional(node):
     return getattr(packet, overload, None) if packet is not None else None
 
 
-def _same_type(one, other) -> bool:
+def has_type_of(one, other) -> bool:
     one, other = one.meta["val"], other.meta["val"]
     return one.dtype == other.dtype and list(map(str, one.shape)) == list(map(str, other.shape))
 
@@ -68,7 +68,7 @@ def _defer(graph, memory, writes) -> None:
         for old in whole.intersection(node.all_input_nodes):
             node.replace_input_with(old, latest)
         if node in writes:
-            node.target, latest = _functional(node), node
+            node.target, latest = functional(node), node
     with graph.inserting_before(next(n for n in graph.nodes if n.op == "output")):
         store = graph.call_function(torch.ops.aten.copy_.default, (memory, latest))
     store.meta = {"val": memory.meta["val"]}

@@ -1,9 +1,7 @@
 """Layers that a model repeats, folded into one node each while torch decomposes the rest.
 
-torch.export's decompositions trace a program anew, which takes twice as long
-as its first trace. Of equal layers (`graph.repeats`) one is decomposed; the
-others are nodes `moe::folded_layer` for as long, and afterwards copies of it
-on their own inputs.
+Of equal layers (`graph.repeats`) one is decomposed; the others are nodes
+`moe::folded_layer` for as long, and afterwards copies of it on their own inputs.
 """
 
 import copy

@@ -11,15 +11,15 @@ from .reading import is_assertion, source
 
 def origin(node: Node, is_inside: Callable[[Node], bool] = lambda node: True) -> Node:
     """The node whose memory this one may show, as far as nodes are inside."""
-    while is_inside(node) and not _makes_memory(node):
-        shown = _shown(node)
-        if not isinstance(shown, Node):
+    while is_inside(node) and not makes_memory(node):
+        argument = shown(node)
+        if not isinstance(argument, Node):
             break
-        node = shown
+        node = argument
     return node
 
 
-def _shown(node):
+def shown(node):
     """The argument whose memory the result shows: that which the schema ties to it, or the first."""
     schema = getattr(node.target, "_schema", None)
     arguments, results = (schema.arguments, schema.returns) if schema else ((), ())
@@ -37,7 +37,7 @@ _NEW = {torch.ops.aten.linear.default, torch.ops.aten.matmul.default, torch.ops.
         torch.ops.aten.softmax.int}
 
 
-def _makes_memory(node) -> bool:
+def makes_memory(node) -> bool:
     """A composite such as contiguous or reshape may return its argument without saying so."""
     target = node.target
     return target in _NEW or isinstance(target, OpOverload) and not (

@@ -1,0 +1,192 @@
+"""Programs decomposed call by call compute what eager computes, and are those that torch makes."""
+
+import copy
+
+import pytest
+import torch
+from torch.export.graph_signature import OutputKind
+
+from moe_mlir.frontends.export import decompose
+from moe_mlir.raising.decompose_calls import NeedsTrace, decompose_calls
+
+F = torch.nn.functional
+KEPT = frozenset({torch.ops.aten.linear.default, torch.ops.aten.matmul.default})
+
+
+class Function(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def part(x, y):
+    buffer = x.new_empty(x.shape[0], 8)
+    buffer[:, :3] = y
+    buffer[:, 3:] = 2.0
+    buffer[0].add_(1.0)
+    return buffer + x.sum()
+
+
+def weights_in_place(x, y):
+    values, chosen = x.topk(2)
+    values /= values.sum(-1, keepdim=True)
+    return values, chosen
+
+
+def several_in_place(x, y):
+    z = x.clone()
+    other = z.detach_().to(torch.float32)
+    z.mul_(2.0).add_(1.0)
+    return other + z, z
+
+
+def converted_before_a_write(x, y):
+    z = x * 2
+    double = z.double()
+    z += 1
+    return double.float() - z
+
+
+def updates(x, y):
+    y.mul_(2.0)
+    part = y[1:]
+    y[0] = x[0, :3]
+    return part.sum(), y
+
+
+def sizes(x, y):
+    rows = x.repeat(2, 1).reshape(x.shape[0] * 2, 4, 2)
+    return F.pad(rows, (1, 1)).flatten(1)[: x.shape[0] + 1]
+
+
+def composites(x, y):
+    x = F.dropout(F.layer_norm(x, (8,)).to(torch.float32).contiguous(), training=False)
+    return F.gelu(x), F.softmax(x, -1).type_as(x), x.chunk(2, -1), F.one_hot(x.argmax(-1), 8)
+
+
+def attention(x, y):
+    heads = x.view(1, x.shape[0], 2, 4).transpose(1, 2)
+    return F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+
+
+def itself(x, y):
+    return y, x.to(torch.float32), x
+
+
+CALL_BY_CALL = [part, weights_in_place, several_in_place, converted_before_a_write, sizes, composites,
+                attention, itself]
+
+
+def inputs():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(6, 8, generator=generator), torch.randn(6, 3, generator=generator)
+
+
+def program_of(function):
+    open_rows = {0: torch.export.Dim.AUTO}
+    return torch.export.export(Function(function), inputs(), dynamic_shapes=((open_rows, open_rows),))
+
+
+def table():
+    found = torch.export.default_decompositions()
+    for kept in KEPT:
+        found.pop(kept)
+    return found
+
+
+def require_equal(found, expected):
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("function", CALL_BY_CALL, ids=lambda f: f.__name__)
+def test_programs_compute_what_torchs_compute(function):
+    """The same bits, at the example's sizes and at others, in the same operators."""
+    program = program_of(function)
+    found = decompose_calls(program, dict(table().items()), KEPT)
+    expected = program.run_decompositions(table())
+    for rows in (6, 9):
+        given = [x[:1].repeat(rows, 1) * torch.arange(1, rows + 1)[:, None] for x in inputs()]
+        require_equal(found.module()(*map(torch.clone, given)), expected.module()(*map(torch.clone, given)))
+    ops = [{str(n.target) for n in p.graph.nodes if "aten" in str(n.target)} for p in (found, expected)]
+    assert ops[0] <= ops[1] | {"aten.sym_size.int"}
+
+
+def test_updates_are_results():
+    program = decompose_calls(program_of(lambda x, y: y.mul_(2.0) + x[:, :3]), dict(table().items()), KEPT)
+    (update, result) = program.graph_signature.output_specs
+    assert update.kind is OutputKind.USER_INPUT_MUTATION and update.target == "args_1"
+    assert result.kind is OutputKind.USER_OUTPUT
+    x, y = inputs()
+    expected = y * 2
+    require_equal(program.module()(x, y), expected + x[:, :3])
+    require_equal(y, expected)
+
+
+class Counts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(3))
+
+    def forward(self, x):
+        self.count.add_(x.sum(0))
+        self.count[1] = 7.0
+        return x * self.count
+
+
+def test_updates_of_buffers_are_results():
+    model, x = Counts(), inputs()[1]
+    program = decompose_calls(torch.export.export(copy.deepcopy(model), (x,)), dict(table().items()), KEPT)
+    assert [*program.graph_signature.buffers_to_mutate.values()] == ["count"]
+    module = program.module()
+    for _ in range(2):
+        require_equal(module(x), model(x))
+    require_equal(dict(module.named_buffers())["count"], model.count)
+
+
+def through_a_view(x, y):
+    z = x.clone()
+    z.view(-1)[0] = 5.0
+    return z
+
+
+def seen_by_a_view(x, y):
+    z = x.clone()
+    row = z[1]
+    z.add_(1.0)
+    return z + row
+
+
+
+
+@pytest.mark.parametrize("function", [through_a_view, seen_by_a_view, updates])
+def test_what_views_show_is_traced(function):
+    program = program_of(function)
+    with pytest.raises(NeedsTrace, match="views show"):
+        decompose_calls(program, dict(table().items()), KEPT)
+    given, other = inputs(), inputs()
+    require_equal(decompose(program).module()(*given), function(*other))
+    require_equal(given, other)
+
+
+def test_equal_calls_are_run_once():
+    """torch's function for an operator is asked once for each kind of call."""
+    asked = []
+    silu = table()[torch.ops.aten.silu.default]
+
+    def count(x):
+        asked.append(tuple(x.shape))
+        return silu(x)
+    own = {**dict(table().items()), torch.ops.aten.silu.default: count}
+    program = program_of(lambda x, y: F.silu(F.silu(F.silu(x))).sum() + F.silu(y))
+    decompose_calls(program, own, KEPT)
+    assert [shape[1] for shape in asked] == [8, 3]
+
+
+def test_the_users_program_stays_as_it_was():
+    program = program_of(part)
+    before, signature = str(program.graph), str(program.graph_signature)
+    decompose_calls(program, dict(table().items()), KEPT)
+    assert (str(program.graph), str(program.graph_signature)) == (before, signature)
