@@ -48,8 +48,6 @@ public:
                      std::span<const ValueType> types) const;
 
 private:
-  void copyBack(size_t i, const Tensor &tensor) const;
-
   GpuDevice &device;
   std::vector<Tensor> staged;
   std::vector<DeviceMemory> memory;

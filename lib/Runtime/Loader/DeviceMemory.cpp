@@ -96,22 +96,23 @@ void StagedTensors::add(const Tensor &tensor, const std::string &name,
     device.copy(onDevice.data, tensor.data, bytes, nullptr);
 }
 
-void StagedTensors::copyBack(size_t i, const Tensor &tensor) const {
+static void copyBack(GpuDevice &device, const Tensor &tensor,
+                     const Tensor &staged) {
   uint64_t bytes = getByteSize(tensor);
-  if (bytes && tensor.data != staged[i].data)
-    device.copy(tensor.data, staged[i].data, bytes, nullptr);
+  if (bytes && tensor.data != staged.data)
+    device.copy(tensor.data, staged.data, bytes, nullptr);
 }
 
 void StagedTensors::copyTo(std::span<const Tensor> tensors) const {
   for (size_t i = 0; i < tensors.size(); ++i)
-    copyBack(i, tensors[i]);
+    copyBack(device, tensors[i], staged[i]);
 }
 
 void StagedTensors::copyUpdatesTo(std::span<const Tensor> tensors,
                                   std::span<const ValueType> types) const {
   for (size_t i = 0; i < tensors.size(); ++i)
     if (types[i].isUpdated)
-      copyBack(i, tensors[i]);
+      copyBack(device, tensors[i], staged[i]);
 }
 
 } // namespace moe::runtime

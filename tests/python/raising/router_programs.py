@@ -215,8 +215,9 @@ _RENORMS = ["", "", "w = w / w.sum(-1, keepdim=True)", "w = w / w.sum(dim=-1, ke
 _SCALES = ["", "", "", "w = w * 2.5", "w = 2.5 * w", "w *= 2.5", "w = torch.mul(w, 2.5)",
            "w = w * S", "w = w / 2", "w = w * w", "w = w * 2", "w = w * -1.5", "w = w + 0.5",
            "w = (w * 2.5).to(z.dtype)", "w = w.mul_(2.5); also = v", "w = 2.5 - w"]
+# A NaN has no integer that torch and a compiler agree on.
 _CASTS = ["", "", "", "w = w.to(torch.bfloat16)", "w = w.to(z.dtype)", "w = w.double()",
-          "w = w.to(torch.float16)", "w = w.float()", "w = w.long()"]
+          "w = w.to(torch.float16)", "w = w.float()", "w = w.nan_to_num(0.0, 0.0, 0.0).long()"]
 _AFTER = ["", "", "", "p.mul_(2); also = p", "v.mul_(2)", "also = v", "also = p.gather(1, i)",
           "c.zero_(); also = c", "w.mul_(0.5)", "z.add_(1); also = z", "also = i + 1"]
 _GREEDY = ["w, i = p.max(-1)", "w, i = p.max(-1, keepdim=True)", "w, i = p.max(-1).values, p.argmax(-1)",
