@@ -14,10 +14,7 @@
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "mlir/Dialect/Math/Transforms/Passes.h"
-#include "mlir/IR/Matchers.h"
 #include "mlir/Transforms/GreedyPatternRewriteDriver.h"
-
-#include <cmath>
 
 using namespace mlir;
 using namespace mlir::moe;
@@ -119,70 +116,6 @@ struct ExpandExp : OpRewritePattern<math::ExpOp> {
   }
 };
 
-/// b^x of a constant b > 0, as the frequencies of rotations: 2^(n + r) with
-/// n + r = x log2 b to twice the precision, n an integer and |r| at most 1/2.
-/// 2^r is a sum of powers of r ln 2; the first one left out is 5e-9 of it. Two
-/// factors make 2^n, so that each of them has an exponent.
-struct ExpandPowerOfConstant : OpRewritePattern<math::PowFOp> {
-  using OpRewritePattern::OpRewritePattern;
-  LogicalResult matchAndRewrite(math::PowFOp op,
-                                PatternRewriter &rewriter) const override {
-    FloatAttr base;
-    if (!op.getType().isF32() ||
-        !matchPattern(op.getLhs(), m_Constant(&base)) ||
-        !base.getValue().isFiniteNonZero() || base.getValue().isNegative())
-      return rewriter.notifyMatchFailure(
-          op, "expected a power of a positive constant of f32");
-    ThreadBuilder b(op.getLoc(), rewriter);
-    double log2 = std::log2(base.getValueAsDouble());
-    if (log2 == 0.0) { // 1, to the power of a NaN, too.
-      rewriter.replaceOp(op, b.f32(1.0));
-      return success();
-    }
-    const auto high = static_cast<float>(log2);
-    Value x = op.getRhs();
-    Value power = b.mul(x, b.f32(high));
-    Value rest = b.fma(x, b.f32(high), b.neg(power));
-    rest = b.fma(x, b.f32(log2 - high), rest);
-    Value whole = math::RoundEvenOp::create(b, power);
-    Value result = sumOfPowers(b, b.add(b.sub(power, whole), rest));
-    // Beyond, the result is 0 or infinite.
-    constexpr double most = 250.0;
-    Value clamped =
-        b.minimumNumber(b.maximumNumber(whole, b.f32(-most)), b.f32(most));
-    Value n = arith::FPToSIOp::create(b, b.getI32Type(), clamped);
-    Value half = b.op<arith::ShRSIOp>(n, b.i32(1));
-    result = b.mul(b.mul(result, powerOfTwo(b, half)),
-                   powerOfTwo(b, b.sub(n, half)));
-    auto compare = [&](arith::CmpFPredicate predicate, double bound) {
-      return b.compare(predicate, power, b.f32(bound));
-    };
-    result = b.select(compare(arith::CmpFPredicate::OGT, 129.0), b.infinity(),
-                      result);
-    rewriter.replaceOp(op, b.select(compare(arith::CmpFPredicate::OLT, -151.0),
-                                    b.f32(0.0), result));
-    return success();
-  }
-
-private:
-  /// 2^r.
-  static Value sumOfPowers(ThreadBuilder &b, Value r) {
-    constexpr double ln2 = 0.6931471805599453;
-    double coefficients[8] = {1.0};
-    for (int i = 1; i < 8; ++i)
-      coefficients[i] = coefficients[i - 1] * ln2 / i;
-    Value sum = b.f32(coefficients[7]);
-    for (int i = 6; i >= 0; --i)
-      sum = b.fma(sum, r, b.f32(coefficients[i]));
-    return sum;
-  }
-
-  static Value powerOfTwo(ThreadBuilder &b, Value n) {
-    Value bits = b.op<arith::ShLIOp>(b.add(n, b.i32(127)), b.i32(23));
-    return arith::BitcastOp::create(b, b.getF32Type(), bits);
-  }
-};
-
 struct ExpandRsqrt : OpRewritePattern<math::RsqrtOp> {
   using OpRewritePattern::OpRewritePattern;
   LogicalResult matchAndRewrite(math::RsqrtOp op,
@@ -221,8 +154,7 @@ LogicalResult mlir::moe::expandMathForThreads(Operation *kernel) {
   };
   for (const Instruction &instruction : instructions)
     patterns.add<ToInstruction>(context, instruction);
-  patterns.add<ExpandExp, ExpandPowerOfConstant, ExpandRsqrt, WidenBF16,
-               WidenFunction>(context);
+  patterns.add<ExpandExp, ExpandRsqrt, WidenBF16, WidenFunction>(context);
   populateMathF32ExpansionPatterns(patterns, isTranscendental);
   populateMathPolynomialApproximationPatterns(patterns, isTranscendental);
   GreedyRewriteConfig config;
@@ -235,8 +167,7 @@ LogicalResult mlir::moe::expandMathForThreads(Operation *kernel) {
       return WalkResult::advance();
     op->emitError() << "cannot run '" << op->getName()
                     << "' on the threads of a block: expected a function of "
-                       "f32, bf16 or f16, no power of a variable, or a root of "
-                       "f64, found "
+                       "f32, bf16 or f16, or a root of f64, found "
                     << op->getOperandTypes();
     return WalkResult::interrupt();
   });
