@@ -48,11 +48,14 @@ def decompose_calls(program: torch.export.ExportedProgram, table: Mapping[OpOver
         kept: operators that stay, though torch has them as functions of others.
 
     Raises:
-        NeedsTrace: the program has subgraphs, or writes what views show.
+        NeedsTrace: the program has subgraphs or sizes that depend on data, or writes what views show.
     """
     if any(node.op == "get_attr" for node in program.graph.nodes) or any(
             spec.kind is not OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
         raise NeedsTrace("subgraphs, or updates that are results")
+    # A second trace finds some of these to be known.
+    if any(node.meta.get("unbacked_bindings") for node in program.graph.nodes):
+        raise NeedsTrace("sizes that depend on data")
     graph = copy.deepcopy(program.graph)
     for node in [node for node in graph.nodes if is_assertion(node)]:
         graph.erase_node(node)
