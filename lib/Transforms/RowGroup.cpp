@@ -268,6 +268,10 @@ bool RowGroup::addProducer(Operation *producer) {
     // The size of a result is known without computing it.
     if (isa<tensor::DimOp>(user))
       continue;
+    // A body may read any element.
+    Operation *reader = producer->getBlock()->findAncestorOpInBlock(*user);
+    if (reader != user && contains(reader))
+      return miss(producer, "several tiles need the same rows of it");
     if (!contains(user)) {
       others.insert(user);
       continue;

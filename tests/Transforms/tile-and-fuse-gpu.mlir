@@ -112,3 +112,35 @@ func.func @checks(%i: tensor<8xi64>) -> (tensor<8xi64>, tensor<8xi64>) {
   } -> tensor<8xi64>
   return %a, %b : tensor<8xi64>, tensor<8xi64>
 }
+
+// A body reads rows of other tiles: what it reads is computed before, once.
+
+// IR-LABEL: func @body_that_reads_other_rows
+// IR-COUNT-1: math.exp
+// IR-NOT:     math.exp
+// IR:         tensor.extract
+func.func @body_that_reads_other_rows(%x: tensor<?x64xf32>) -> tensor<?x64xf32> {
+  %c0 = arith.constant 0 : index
+  %n = tensor.dim %x, %c0 : tensor<?x64xf32>
+  %e = tensor.empty(%n) : tensor<?x64xf32>
+  %p = linalg.generic {indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i, j)>], iterator_types = ["parallel", "parallel"]}
+      ins(%x : tensor<?x64xf32>) outs(%e : tensor<?x64xf32>) {
+  ^bb0(%a: f32, %o: f32):
+    %0 = math.exp %a : f32
+    linalg.yield %0 : f32
+  } -> tensor<?x64xf32>
+  %g = linalg.generic {indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i, j)>], iterator_types = ["parallel", "parallel"]}
+      ins(%p : tensor<?x64xf32>) outs(%e : tensor<?x64xf32>) {
+  ^bb0(%a: f32, %o: f32):
+    %i = linalg.index 0 : index
+    %c1 = arith.constant 1 : index
+    %z = arith.constant 0 : index
+    %before = arith.subi %i, %c1 : index
+    %k = arith.maxsi %before, %z : index
+    %j = linalg.index 1 : index
+    %b = tensor.extract %p[%k, %j] : tensor<?x64xf32>
+    %0 = arith.addf %a, %b : f32
+    linalg.yield %0 : f32
+  } -> tensor<?x64xf32>
+  return %g : tensor<?x64xf32>
+}

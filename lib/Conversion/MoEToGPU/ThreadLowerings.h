@@ -101,6 +101,10 @@ void emitCopyForThreads(ThreadBuilder &b, memref::CopyOp op, Workers workers);
 /// 1 where `lhs` is more than `rhs`, else 0, of sizes below 2^31: grids are
 /// expressions without branches.
 AffineExpr isMore(AffineExpr lhs, AffineExpr rhs);
+/// Blocks of a grid whose threads take the iterations of an op in turns, at
+/// most: one for each multiprocessor of the largest chip or so. More would only
+/// shorten the loops of the threads.
+inline constexpr int64_t kGridBlocks = 128;
 /// Opens a loop over the blocks of a grid of up to three dims, the last along
 /// x; `b` continues in its body. Returns the numbers of the block.
 SmallVector<Value> createGrid(ThreadBuilder &b,

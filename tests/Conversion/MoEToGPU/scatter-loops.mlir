@@ -110,3 +110,26 @@ func.func @overlapping(%rows: memref<?x4xf32>, %places: memref<?xi64>, %y: memre
   }
   return
 }
+
+// -----
+
+// Iterations that another loop counts have no number.
+
+// CHECK-LABEL: func.func @triangle
+// CHECK:         scf.for
+// CHECK:           scf.for
+// CHECK-NOT:     scf.forall
+func.func @triangle(%x: memref<8xf32>, %places: memref<8x8xi64>, %y: memref<64xf32>) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %c8 = arith.constant 8 : index
+  scf.for %i = %c0 to %c8 step %c1 {
+    scf.for %j = %c0 to %i step %c1 {
+      %p = memref.load %places[%i, %j] : memref<8x8xi64>
+      %place = arith.index_cast %p : i64 to index
+      %value = memref.load %x[%j] : memref<8xf32>
+      memref.store %value, %y[%place] : memref<64xf32>
+    }
+  }
+  return
+}

@@ -66,11 +66,13 @@ static bool isParallel(linalg::GenericOp op) {
          op.hasPureTensorSemantics();
 }
 
-/// Adds what `slice` inserts; false where it is no part along one dim.
+/// Adds what `slice` inserts; false where it is no part along one dim, or the
+/// whole.
 bool Concatenation::add(tensor::InsertSliceOp slice) {
   RankedTensorType type = slice.getSourceType(), whole = slice.getDestType();
   if (!slice.hasUnitStride() || type.getRank() != whole.getRank())
     return false;
+  size_t before = parts.size();
   for (int64_t i = 0; i < type.getRank(); ++i) {
     std::optional<int64_t> offset =
         getConstantIntValue(slice.getMixedOffsets()[i]);
@@ -85,7 +87,7 @@ bool Concatenation::add(tensor::InsertSliceOp slice) {
     dim = i;
     parts.push_back({slice.getSource(), *offset, type.getDimSize(i)});
   }
-  return true;
+  return parts.size() > before;
 }
 
 /// Puts the parts in order; false where they overlap or leave a gap.
@@ -108,9 +110,7 @@ std::optional<Concatenation> Concatenation::match(tensor::InsertSliceOp last) {
   found.result = last;
   Value into = last;
   while (auto slice = into.getDefiningOp<tensor::InsertSliceOp>()) {
-    size_t before = found.parts.size();
-    if ((slice != last && !slice->hasOneUse()) || !found.add(slice) ||
-        found.parts.size() == before)
+    if ((slice != last && !slice->hasOneUse()) || !found.add(slice))
       return std::nullopt;
     into = slice.getDest();
   }

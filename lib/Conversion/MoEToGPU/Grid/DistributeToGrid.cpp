@@ -38,9 +38,6 @@ namespace mlir::moe {
 using namespace mlir;
 using namespace mlir::moe;
 
-/// Blocks of a grid at most: one for each multiprocessor of the largest chip or
-/// so. More would only shorten the loops of the threads.
-static constexpr int64_t kMaxBlocks = 128;
 /// Parts of a long reduction: fixed, because the order of a sum follows it.
 static constexpr int64_t kParts = 64;
 
@@ -90,10 +87,10 @@ static int64_t getProduct(ArrayRef<int64_t> sizes) {
 static int64_t getNumBlocks(BlockShape block, int64_t numPoints,
                             int64_t threadsAPoint) {
   if (ShapedType::isDynamic(numPoints))
-    return kMaxBlocks;
+    return kGridBlocks;
   return std::clamp<int64_t>(
       llvm::divideCeil(numPoints * threadsAPoint, block.numThreads), 1,
-      kMaxBlocks);
+      kGridBlocks);
 }
 
 //===----------------------------------------------------------------------===//

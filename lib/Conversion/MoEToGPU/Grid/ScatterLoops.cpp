@@ -26,9 +26,6 @@
 using namespace mlir;
 using namespace mlir::moe;
 
-/// Blocks of loops over elements, or of several loops.
-static constexpr int64_t kMaxBlocks = 128;
-
 //===----------------------------------------------------------------------===//
 // What is matched
 //===----------------------------------------------------------------------===//
@@ -53,6 +50,8 @@ struct ScatterLoops {
 
 private:
   bool visit(Block *body);
+  /// Whether all iterations have the same `value`.
+  bool isOutside(Value value) const;
   bool hasPlace();
   bool readsNoTarget() const;
 };
@@ -91,12 +90,13 @@ bool ScatterLoops::visit(Block *body) {
   return true;
 }
 
+bool ScatterLoops::isOutside(Value value) const {
+  return !outermost()->isAncestor(value.getParentRegion()->getParentOp());
+}
+
 /// Finds where it writes; false where two iterations could meet in a part of
 /// what they write.
 bool ScatterLoops::hasPlace() {
-  auto isOutside = [&](Value value) {
-    return !outermost()->isAncestor(value.getParentRegion()->getParentOp());
-  };
   if (auto store = dyn_cast<memref::StoreOp>(write)) {
     place = getAsOpFoldResult(store.getIndices());
     return isOutside(store.getMemRef());
@@ -135,14 +135,12 @@ std::optional<ScatterLoops> ScatterLoops::match(scf::ForOp outermost) {
   scatter.loops.push_back(outermost);
   if (!scatter.visit(outermost.getBody()) || !scatter.write)
     return std::nullopt;
-  for (scf::ForOp loop : scatter.loops) {
-    Operation *bound = loop.getUpperBound().getDefiningOp();
+  for (scf::ForOp loop : scatter.loops)
     if (loop.getNumResults() != 0 ||
         !isConstantIntValue(loop.getLowerBound(), 0) ||
         !isConstantIntValue(loop.getStep(), 1) ||
-        (bound && outermost->isAncestor(bound)))
+        !scatter.isOutside(loop.getUpperBound()))
       return std::nullopt;
-  }
   if (!scatter.hasPlace() || !scatter.readsNoTarget())
     return std::nullopt;
   return scatter;
@@ -286,10 +284,10 @@ void ScatterEmitter::emit() {
   Value count = getCount(scatter.loops);
   if (scatter.isCopy() && scatter.loops.size() == 1)
     return emitIteration(createGrid(b, OpFoldResult(count)));
-  Value id = createGrid(b, b.getIndexAttr(kMaxBlocks));
+  Value id = createGrid(b, b.getIndexAttr(kGridBlocks));
   if (scatter.isCopy())
-    return b.loop(id, count, kMaxBlocks, [&](Value i) { emitIteration(i); });
-  Workers workers = Workers::ofGrid(b, block, id, kMaxBlocks);
+    return b.loop(id, count, kGridBlocks, [&](Value i) { emitIteration(i); });
+  Workers workers = Workers::ofGrid(b, block, id, kGridBlocks);
   b.loop(workers.thread, count, workers.count,
          [&](Value i) { emitIteration(i); });
 }
