@@ -64,6 +64,7 @@ def decompose_calls(program: torch.export.ExportedProgram, table: Mapping[OpOver
         raise NeedsTrace("writes in place that views show")
     writer = _Writer(graph, _Decompositions(graph, table, kept))
     new, signature = writer.write(), copy.deepcopy(program.graph_signature)
+    _name_inputs(new, signature)
     _name_results(new, signature)
     _add_updates(new, signature, {writer.value[x]: writer.value[y] for x, y in updates.items()})
     new.eliminate_dead_code()
@@ -180,6 +181,13 @@ def _number(size: Node | int):
 def _tensors_of(node) -> list[Node]:
     """The arguments that are tensors, each once."""
     return [x for x in node.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor)]
+
+
+def _name_inputs(graph, signature) -> None:
+    """A copy of a graph gives another name to an input that has that of a builtin, as `input`."""
+    nodes = (node for node in graph.nodes if node.op == "placeholder")
+    for node, spec in zip(nodes, signature.input_specs, strict=True):
+        node.name = spec.arg.name
 
 
 def _name_results(graph, signature) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.export.graph_signature import OutputKind
 
+import moe_mlir
 from moe_mlir.frontends.export import decompose
 from moe_mlir.raising.decompose_calls import NeedsTrace, decompose_calls
 
@@ -144,6 +145,27 @@ def test_updates_of_buffers_are_results():
     for _ in range(2):
         require_equal(module(x), model(x))
     require_equal(dict(module.named_buffers())["count"], model.count)
+
+
+class Named(torch.nn.Module):
+    """Inputs with names of builtins, which a copy of a graph would rename."""
+
+    def forward(self, input, len):
+        input.add_(len)
+        return torch.nn.functional.silu(input)
+
+
+def test_inputs_keep_their_names():
+    """torch's `module()` of such a program fails where it writes: its own copy renames them."""
+    x, _ = inputs()
+    traced = torch.export.export(Named(), (x.clone(), x))
+    program = decompose_calls(traced, dict(table().items()), KEPT)
+    assert [*program.graph_signature.user_inputs] == ["input", "len"]
+    assert [*program.graph_signature.user_inputs_to_mutate.values()] == ["input"]
+    given = x.clone()
+    compiled = moe_mlir.compile(Named(), (x.clone(), x))
+    torch.testing.assert_close(compiled(input=given, len=x), torch.nn.functional.silu(x + x))
+    require_equal(given, x + x)
 
 
 def through_a_view(x, y):

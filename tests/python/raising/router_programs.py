@@ -497,8 +497,9 @@ def against_eager(function, z, found, settle, exact) -> str:
     with Selections(settle=settle) as selections:
         wanted = (*function(theirs), theirs)
     lost = lost_rows(selections, wanted[0])
-    if not selections.scores() and len(lost) == len(z):
-        lost |= z.isnan().any(-1)  # that a table did not choose shows in all gates of its row
+    if len(lost) == len(z):
+        # A NaN shows in all gates of its row (E3), though a table chose, or a comparison hid it.
+        lost |= z.isnan().any(-1)
     if lost.any() and not is_by_row(function, z, wanted[0], lost, settle=settle):
         return ""
     return difference_of(found, wanted, selections, lost, exact=exact)
