@@ -28,6 +28,9 @@ if TYPE_CHECKING:
         hf as hf,
     )
     from . import (
+        megatron as megatron,
+    )
+    from . import (
         metrics as metrics,
     )
     from . import (
@@ -187,6 +190,7 @@ _FUNCTIONS = {
 _SUBMODULES = (
     "distributed",
     "experts",
+    "megatron",
     "metrics",
     "nn",
     "plots",

@@ -50,6 +50,7 @@ OPTIONAL = {
     "peft": "PEFT is not installed; requirements.txt pins it",
     "lightning": "Lightning is not installed; requirements.txt pins it",
     "kernels": "kernels is not installed; requirements.txt pins it",
+    "megatron": "megatron-core is not installed; requirements.txt pins it",
     "tensorboard": "TensorBoard is not installed; requirements.txt pins it",
     "iree.compiler": "needs IREE: pip install iree-base-compiler iree-base-runtime",
 }

@@ -24,7 +24,7 @@ def test_a_row(package, version, works, page, test):
         assert version in (ROOT / ELSEWHERE[package]).read_text()
     else:
         # "gguf 0.19", "torch 2.13, g++ 12": the package's own name, or one that is said.
-        found = re.match(r"(?:(\w+) )?(\d+\.\d+)", version)
+        found = re.match(r"(?:([\w-]+) )?(\d+\.\d+)", version)
         assert PINS[(found[1] or package).lower()] == found[2]
     (link,) = re.findall(r"\]\(([\w./]*)(?:#([\w-]+))?\)", page)
     path, anchor = link

@@ -9,8 +9,8 @@ import pytest
 
 import moe_mlir
 
-MODULES = ("distributed", "experts", "hf", "metrics", "nn", "onnx", "ops", "plots", "reference",
-           "sim")
+MODULES = ("distributed", "experts", "hf", "megatron", "metrics", "nn", "onnx", "ops", "plots",
+           "reference", "sim")
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -6,7 +6,7 @@ from typing import assert_type
 import torch
 
 import moe_mlir
-from moe_mlir import distributed, experts, hf, metrics, nn, onnx, plots, reference, sim
+from moe_mlir import distributed, experts, hf, megatron, metrics, nn, onnx, plots, reference, sim
 
 
 def route(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,6 +126,8 @@ def models(model: torch.nn.Module, x: torch.Tensor) -> int:
     changed += moe_mlir.pack_linears(model) + moe_mlir.unpack_linears(model)
     changed += moe_mlir.quantize(model, "mxfp4", linears=False)
     changed += hf.patch(model) + hf.unpatch(model)
+    changed += megatron.patch() + megatron.unpatch()
+    gates, chosen = megatron.topk_routing_with_score_function(x, 2, score_function="sigmoid")
     hf.register_experts()
     hf.kernel_mapping()
     moe_mlir.save_pretrained(model, "folder")
