@@ -11,13 +11,24 @@
 // copy at best. At worst it is wrong: empty-tensor elimination puts the shared
 // value into the caller's memory for the first result, the second result is
 // then computed there too, and storing the first overwrites it (seen on
-// 22.1.8: @keeps_two_results_apart).
+// 22.1.8: @keeps_two_results_apart). Bufferization does not see that
+// bufferization.materialize_in_destination writes a buffer, nor that one
+// tensor.parallel_insert_slice writes before another one reads.
+//
+// So would any other value that several results start from. Where a value is
+// read behind an op that may be computed in its memory, what is stored starts
+// from a copy, bufferization.alloc_tensor() copy(%value).
 //
 //===----------------------------------------------------------------------===//
 
 #include "MoE/Transforms/Passes.h"
 
+#include "mlir/Dialect/Bufferization/IR/Bufferization.h"
+#include "mlir/Dialect/Linalg/IR/Linalg.h"
+#include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include "mlir/Interfaces/DestinationStyleOpInterface.h"
+#include "mlir/Interfaces/LoopLikeInterface.h"
 #include "mlir/Interfaces/SideEffectInterfaces.h"
 #include "mlir/Transforms/RegionUtils.h"
 
@@ -28,8 +39,15 @@ namespace mlir::moe {
 
 using namespace mlir;
 
+/// Whether `op` repeats a tensor of fewer dims: a bias for each row.
+static bool isBroadcast(Operation *op) {
+  auto generic = dyn_cast<linalg::GenericOp>(op);
+  return isa<linalg::BroadcastOp>(op) ||
+         (generic && linalg::isaBroadcastOpInterface(generic));
+}
+
 /// Whether `op` only initialises a new tensor: it has one result and reads no
-/// tensor but empty ones, in its regions neither.
+/// tensor but empty ones, in its regions neither, or is a broadcast.
 static bool isInitialisation(Operation *op) {
   if (op->getNumResults() != 1 || op->getNumOperands() == 0 ||
       !isa<TensorType>(op->getResult(0).getType()) || !isMemoryEffectFree(op))
@@ -40,9 +58,10 @@ static bool isInitialisation(Operation *op) {
   for (Value value : read) {
     if (!isa<TensorType>(value.getType()))
       continue;
-    if (!value.getDefiningOp<tensor::EmptyOp>())
+    if (value.getDefiningOp<tensor::EmptyOp>())
+      readsEmpty = true;
+    else if (!isBroadcast(op))
       return false;
-    readsEmpty = true;
   }
   return readsEmpty;
 }
@@ -72,6 +91,161 @@ static void foldSlice(tensor::ExtractSliceOp slice) {
   slice.erase();
 }
 
+//===----------------------------------------------------------------------===//
+// Results that start from what others read
+//===----------------------------------------------------------------------===//
+
+/// The operands whose memory `result` may be computed in.
+static SmallVector<OpOperand *> getDestinations(OpResult result) {
+  Operation *op = result.getOwner();
+  if (isa<bufferization::AllocTensorOp>(op))
+    return {};
+  if (auto destinationStyle = dyn_cast<DestinationStyleOpInterface>(op))
+    return {destinationStyle.getTiedOpOperand(result)};
+  if (auto loop = dyn_cast<LoopLikeOpInterface>(op)) {
+    OpOperand *init = loop.getTiedLoopInit(result);
+    return init ? SmallVector<OpOperand *>{init} : SmallVector<OpOperand *>();
+  }
+  if (auto insert = dyn_cast<tensor::InsertSliceOp>(op))
+    return {&insert.getDestMutable()};
+  if (auto insert = dyn_cast<tensor::InsertOp>(op))
+    return {&insert.getDestMutable()};
+  if (auto branches = dyn_cast<scf::IfOp>(op))
+    return {&branches.thenYield()->getOpOperand(result.getResultNumber()),
+            &branches.elseYield()->getOpOperand(result.getResultNumber())};
+  // Views.
+  SmallVector<OpOperand *> operands;
+  for (OpOperand &operand : op->getOpOperands())
+    if (isa<TensorType>(operand.get().getType()))
+      operands.push_back(&operand);
+  return operands;
+}
+
+/// Whether `value`, or what may lie in its memory, is read behind `op`, which
+/// may overwrite it.
+static bool isReadBehind(Value value, Operation *op) {
+  SmallVector<Value> worklist{value};
+  DenseSet<Value> seen{value};
+  while (!worklist.empty()) {
+    Value read = worklist.pop_back_val();
+    for (OpOperand &use : read.getUses()) {
+      Operation *user = use.getOwner();
+      if (user == op)
+        continue;
+      Operation *place = op->getBlock()->findAncestorOpInBlock(*user);
+      // Of another block: it is not known which comes first.
+      if (!place || op->isBeforeInBlock(place))
+        return true;
+      for (OpResult result : user->getResults())
+        if (isa<TensorType>(result.getType()) &&
+            llvm::is_contained(getDestinations(result), &use) &&
+            seen.insert(result).second)
+          worklist.push_back(result);
+    }
+  }
+  return false;
+}
+
+/// A copy of the operand's value, as its new value.
+static void copyBefore(OpOperand &operand) {
+  OpBuilder b(operand.getOwner());
+  Location loc = operand.getOwner()->getLoc();
+  auto type = cast<RankedTensorType>(operand.get().getType());
+  operand.set(bufferization::AllocTensorOp::create(b, loc, type, ValueRange(),
+                                                   operand.get()));
+}
+
+/// The argument of a loop's body that `value` is, or is a slice of; null for
+/// what was computed.
+static BlockArgument getSlicedArgument(Value value) {
+  while (auto slice = value.getDefiningOp<tensor::ExtractSliceOp>())
+    value = slice.getSource();
+  return dyn_cast<BlockArgument>(value);
+}
+
+/// Gives what is stored memory of its own as soon as it starts from a value
+/// that is read after something was computed in its memory.
+static void startFromCopies(Value stored) {
+  SmallVector<Value> worklist{stored};
+  DenseSet<Value> seen{stored};
+  while (!worklist.empty()) {
+    auto value = dyn_cast<OpResult>(worklist.pop_back_val());
+    if (!value)
+      continue;
+    for (OpOperand *start : getDestinations(value)) {
+      // What lies in memory of the caller, or of a loop, may stay there.
+      if (start->get().getDefiningOp<tensor::EmptyOp>() ||
+          getSlicedArgument(start->get()))
+        continue;
+      if (isReadBehind(start->get(), start->getOwner()))
+        copyBefore(*start);
+      else if (seen.insert(start->get()).second)
+        worklist.push_back(start->get());
+    }
+  }
+}
+
+/// Memory of its own for an operand whose value is a slice of what `loop`
+/// shares, which is empty if the loop starts from an empty tensor.
+static void leaveSharedMemory(scf::ForallOp loop, BlockArgument shared,
+                              OpOperand &operand) {
+  if (!loop.getTiedOpOperand(shared)->get().getDefiningOp<tensor::EmptyOp>())
+    return copyBefore(operand);
+  OpBuilder b(operand.getOwner());
+  Location loc = operand.getOwner()->getLoc();
+  auto type = cast<RankedTensorType>(operand.get().getType());
+  operand.set(tensor::EmptyOp::create(
+      b, loc, tensor::getMixedSizes(b, loc, operand.get()),
+      type.getElementType(), type.getEncoding()));
+}
+
+/// Whether `loop` stores only `value` in `shared`.
+static bool storesOnly(scf::ForallOp loop, BlockArgument shared, Value value) {
+  return llvm::all_of(loop.getCombiningOps(shared), [&](Operation *op) {
+    auto insert = dyn_cast<tensor::ParallelInsertSliceOp>(op);
+    return insert && insert.getSource() == value;
+  });
+}
+
+/// What is stored in one destination of a loop is not computed in another one.
+static void keepToDestination(scf::ForallOp loop,
+                              tensor::ParallelInsertSliceOp insert) {
+  SmallVector<Value> worklist{insert.getSource()};
+  DenseSet<Value> seen{insert.getSource()};
+  while (!worklist.empty()) {
+    auto value = dyn_cast<OpResult>(worklist.pop_back_val());
+    if (!value)
+      continue;
+    for (OpOperand *start : getDestinations(value)) {
+      BlockArgument shared = getSlicedArgument(start->get());
+      bool isOther = shared && shared.getOwner() == loop.getBody() &&
+                     shared != insert.getDest() &&
+                     llvm::is_contained(loop.getRegionIterArgs(), shared);
+      if (isOther && !storesOnly(loop, shared, insert.getSource()))
+        leaveSharedMemory(loop, shared, *start);
+      else if (!shared && seen.insert(start->get()).second)
+        worklist.push_back(start->get());
+    }
+  }
+}
+
+static void separateStores(Operation *root) {
+  root->walk([](bufferization::MaterializeInDestinationOp op) {
+    if (isa<BaseMemRefType>(op.getDest().getType()))
+      startFromCopies(op.getSource());
+  });
+  root->walk([](scf::ForallOp loop) {
+    // What one loop stores in a single destination follows its reads.
+    if (loop.getNumResults() < 2)
+      return;
+    auto inserts = loop.getTerminator().getOps<tensor::ParallelInsertSliceOp>();
+    for (tensor::ParallelInsertSliceOp insert : inserts)
+      startFromCopies(insert.getSource());
+    for (tensor::ParallelInsertSliceOp insert : inserts)
+      keepToDestination(loop, insert);
+  });
+}
+
 namespace {
 struct PrivatizeDestinationsPass
     : public mlir::moe::impl::MoEPrivatizeDestinationsPassBase<
@@ -90,6 +264,7 @@ struct PrivatizeDestinationsPass
     });
     llvm::for_each(initialisations, duplicatePerUse);
     llvm::for_each(empties, duplicatePerUse);
+    separateStores(getOperation());
   }
 };
 } // namespace

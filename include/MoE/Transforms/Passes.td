@@ -309,10 +309,12 @@ def MoEPrivatizeDestinationsPass
   let description = [{
     Duplicates empty tensors, and ops that only initialise one, so that each
     has one use. Equal initial values are merged by CSE though they stand for
-    different memory. A slice of an empty tensor becomes one of its own. Runs
-    between the last CSE and empty-tensor elimination. Bits do not change.
+    different memory. A slice of an empty tensor becomes one of its own. A result
+    that starts from a value which is read later starts from a copy. Runs between
+    the last CSE and empty-tensor elimination. Bits do not change.
   }];
-  let dependentDialects = ["::mlir::tensor::TensorDialect"];
+  let dependentDialects = ["::mlir::bufferization::BufferizationDialect",
+                           "::mlir::tensor::TensorDialect"];
 }
 
 def MoEKeepReducedDimsPass
