@@ -41,6 +41,8 @@ from ..raising.plain_attention import raise_plain_attention
 from ..raising.raise_routing import raise_routing
 from ..raising.sink_attention import raise_sink_attention
 from ..raising.sorted_ids import raise_sorted_ids
+from ..raising.squeeze import SqueezeAsksSizes
+from .assigned_buffers import AssignedBuffers
 from .decompositions import decompose
 from .module_casts import casts_without_effect
 from .stored_traces import StoredTraces, TracedModule
@@ -153,7 +155,8 @@ class Inputs(torch.nn.Module):
             return caches[-1]
         args, kwargs = pytree.tree_map(build, (args, kwargs),
                                        is_leaf=lambda x: isinstance(x, CacheTensors))
-        outputs = self.wrapped_model(*args, **kwargs)
+        buffers = AssignedBuffers(self.wrapped_model)
+        outputs = buffers.store(self.wrapped_model(*args, **kwargs))
         outputs, own = self._without_caches(outputs, caches)
         found = [part.changes_of(cache) for part, cache in zip(parts, caches)]
         found += map(contents_of, own)
@@ -338,7 +341,7 @@ def _trace(inputs, tensors, dims):
     """The program of example tensors whose dims `dims` stay open; None: all sizes are given."""
     shapes = None if dims is None else (tuple(
         {d: torch.export.Dim.AUTO for d in open_dims} for open_dims in dims),)
-    with EinsumAsMatmul():
+    with EinsumAsMatmul(), SqueezeAsksSizes():
         return torch.export.export(inputs, tuple(tensors), dynamic_shapes=shapes)
 
 
@@ -348,6 +351,22 @@ _WANTS_NUMBERS = ("must match the size of tensor", "must be bool, not SymBool")
 
 def _trace_open(inputs, tensors, dims):
     """The program with as many dims open as it can have.
+
+    Open sizes of 0 are more than torch can do: it divides by them, or asks whether two are equal.
+    """
+    closed = None if dims is None else [[d for d in open_dims if tensor.shape[d] != 0]
+                                        for tensor, open_dims in zip(tensors, dims)]
+    try:
+        return _trace_with_open_ones(inputs, tensors, dims)
+    except Exception as error:
+        if closed == dims:
+            raise
+        _log.debug("cannot trace with sizes of 0 open: %s", error)
+    return _trace_with_open_ones(inputs, tensors, closed)
+
+
+def _trace_with_open_ones(inputs, tensors, dims):
+    """The program with as many dims open as it can have, but for those of size 0.
 
     An open dim is not broadcast, so that dims of size 1 may have to be closed,
     such as that of the heads in a mask for all heads; the first dim last, which

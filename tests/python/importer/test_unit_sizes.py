@@ -128,3 +128,34 @@ def test_one_row_beside_two_is_not_taken_for_two():
     x, mask = torch.randn(2, 5), torch.randn(1, 5)
     compiled = moe_mlir.compile(moe_mlir.export(BroadcastsAlone(), (x, mask)))
     torch.testing.assert_close(compiled(x, mask), x + mask)
+
+
+@pytest.mark.parametrize("dims", [(), (1,), ((1, 2),), (-2,), (0,)])
+@pytest.mark.parametrize("shape", [(5, 1, 4, 3), (1, 1, 1, 3), (5, 2, 1, 1), (3, 4, 5, 1)])
+def test_squeeze_leaves_out_what_eager_leaves_out(dims, shape):
+    class Squeezed(torch.nn.Module):
+        def forward(self, x):
+            return x.squeeze(*dims) * 2, torch.squeeze(x, *dims)
+
+    model = Squeezed()
+    compiled = moe_mlir.compile(model, (torch.randn(shape),))
+    for sizes in (shape[:3], (5, 1, 4), (1, 1, 1), (2, 3, 1)):
+        x = torch.randn(*sizes, shape[3])
+        torch.testing.assert_close(compiled(x), model(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("function, shapes", [
+    (lambda x: x.exp() + 1, [(2, 0, 3)]), (lambda x, y: x @ y, [(5, 0), (0, 4)]),
+    (lambda x: x.softmax(-1), [(1, 0, 0)])], ids=["elementwise", "product", "softmax"])
+def test_an_example_without_elements_is_traced(function, shapes):
+    class Model(torch.nn.Module):
+        def forward(self, *inputs):
+            return function(*inputs)
+
+    model = Model()
+    compiled = moe_mlir.compile(model, tuple(map(torch.randn, shapes)))
+    inputs = list(map(torch.randn, shapes))
+    torch.testing.assert_close(compiled(*inputs), model(*inputs))
+    if len(inputs) == 1:
+        x = torch.randn(2, 3, shapes[0][-1])
+        torch.testing.assert_close(compiled(x), model(x))
