@@ -328,7 +328,8 @@ class CompiledProgram:
         if spec.is_leaf():
             return None
         leaves = pytree.tree_leaves(outputs)
-        if type(outputs) in (tuple, list) and len(leaves) == len(outputs):
+        if type(outputs) in (tuple, list) and len(leaves) == len(outputs) and all(
+                a is b for a, b in zip(leaves, outputs)):
             return type(outputs)
         return output_form(outputs, leaves) or self._build
 

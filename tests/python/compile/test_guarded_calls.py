@@ -220,7 +220,8 @@ def test_weights_may_be_packed_and_unpacked_between_calls():
 @pytest.mark.parametrize("outputs", [
     lambda x: (x, x + 1), lambda x: [x + 1, x], lambda x: (x + 1,), lambda x: {"a": x + 1, "b": x - 1},
     lambda x: ((x + 1, [x - 1]), None, 2), lambda x: (x + 1, None, 2.5),
-], ids=["pair", "list", "one", "dict", "nested", "constants"])
+    lambda x: (x + 1, {"a": x - 1}), lambda x: [[x + 1], [x - 1]],
+], ids=["pair", "list", "one", "dict", "nested", "constants", "dict in a pair", "lists in a list"])
 def test_outputs_have_their_structure_in_each_call(outputs):
     class Model(torch.nn.Module):
         def forward(self, x):
