@@ -312,7 +312,9 @@ class _Walk:
         inner = [function.__defaults__, function.__kwdefaults__, function.__closure__,
                  {name: x for name, x in vars(function).items() if not name.startswith("_torchdynamo")}]
         if self._is_fixed_code(function.__code__):
-            return [*name, "fixed", _file_of(function.__module__), *self._numbers_of(inner)]
+            # Two lambdas of a file have one name.
+            place = function.__code__.co_firstlineno, function.__code__.co_linetable
+            return [*name, "fixed", *place, _file_of(function.__module__), *self._numbers_of(inner)]
         return [*name, *self._numbers_of((function.__code__, *inner)),
                 *self._globals(function.__code__, function.__globals__)]
 

@@ -151,6 +151,20 @@ def test_what_a_trace_may_read_changes_the_key(gate, monkeypatch, name):
         torch.use_deterministic_algorithms(False)
 
 
+def test_lambdas_of_one_installed_file_have_keys_of_their_own(gate):
+    """Their names are equal; on one line their places are not."""
+    code = compile("first, second = lambda x: x.exp(), lambda x: x.abs()\nthird = lambda x: x.sin()",
+                   torch.nn.functional.__file__, "exec")
+    lambdas = {"__name__": "torch.nn.functional"}
+    exec(code, lambdas)
+    keys = []
+    for name in ("first", "second", "third"):
+        model = gate.Gate().eval()
+        model.function = lambdas[name]
+        keys.append(trace_key(model))
+    assert len(set(keys)) == 3
+
+
 def test_numbers_of_weights_and_what_tells_nothing_leave_the_key(gate, monkeypatch):
     model = gate.Gate().eval()
     model.register_buffer("counts", torch.zeros(3))
