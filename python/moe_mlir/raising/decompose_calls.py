@@ -29,6 +29,7 @@ from .._torch.core import (
 )
 from .._torch.decompositions import enable_python_dispatcher
 from .functional import make_functional
+from .grad_modes import inline_grad_modes
 from .reading import is_assertion
 
 aten = torch.ops.aten
@@ -50,13 +51,14 @@ def decompose_calls(program: torch.export.ExportedProgram, table: Mapping[OpOver
     Raises:
         NeedsTrace: the program has subgraphs or sizes that depend on data, or writes what views show.
     """
-    if any(node.op == "get_attr" for node in program.graph.nodes) or any(
-            spec.kind is not OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
-        raise NeedsTrace("subgraphs, or updates that are results")
     # A second trace finds some of these to be known.
     if any(node.meta.get("unbacked_bindings") for node in program.graph.nodes):
         raise NeedsTrace("sizes that depend on data")
     graph = copy.deepcopy(program.graph)
+    inline_grad_modes(graph, program.graph_module)
+    if any(node.op == "get_attr" for node in graph.nodes) or any(
+            spec.kind is not OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
+        raise NeedsTrace("subgraphs, or updates that are results")
     for node in [node for node in graph.nodes if is_assertion(node)]:
         graph.erase_node(node)
     updates = make_functional(graph)
@@ -269,7 +271,9 @@ class _Decompositions:
 
     def _run(self, node) -> _Body | None:
         recorder = _Recorder(self._table, self._kept, [x.meta["val"] for x in _tensors_of(node)])
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda x: x.meta["val"])
+        args, kwargs = pytree.tree_map_only(Node, lambda x: x.meta["val"],
+                                            (list(node.args), dict(node.kwargs)))
+        args = [list(x) if isinstance(x, list) else x for x in args]  # torch's functions may write them
         if self._mode is None:
             raise NeedsTrace("tensors with memory")
         with torch.no_grad(), self._mode, enable_python_dispatcher(), recorder:
@@ -302,7 +306,7 @@ _PRODUCTS = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm
 # What gives nothing, and stays.
 _CHECKS = {aten._assert_async.default, aten._assert_async.msg}
 # What is asked of a tensor beside its numbers: no call of the body.
-_QUESTIONS = {torch.ops.prim.device.default, aten.sym_size.default, aten.sym_stride.default,
+_QUESTIONS = {torch.ops.prim.device.default, aten.size.default, aten.sym_size.default, aten.sym_stride.default,
               aten.sym_numel.default, aten.sym_storage_offset.default}
 
 

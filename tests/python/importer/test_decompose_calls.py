@@ -183,6 +183,44 @@ def seen_by_a_view(x, y):
 
 
 
+class Regions(torch.nn.Module):
+    """Each kind of region in the other, updates in one, and one that returns its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        with torch.no_grad():
+            a = self.layer(x).relu()
+            self.count += 1
+            with torch.enable_grad():
+                b = self.layer(a) * self.count
+        with torch.enable_grad():
+            values, ids = b.topk(2)
+            same = x
+        return a, b.detach(), values, ids, same
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_regions_of_gradients_are_written_in_their_place(gradients):
+    torch.manual_seed(0)
+    eager = Regions().eval()
+    with torch.set_grad_enabled(gradients):
+        program = torch.export.export(eager, (torch.randn(3, 8),))
+    before = str(program.graph)
+    found = decompose_calls(program, dict(table().items()), KEPT)
+    assert not any(node.op == "get_attr" for node in found.graph.nodes)
+    assert str(program.graph) == before and "wrap_with_set_grad_enabled" in before
+    model = copy.deepcopy(eager)
+    compiled = moe_mlir.compile(model, (torch.randn(3, 8),))
+    for count in (3, 5):
+        x = torch.randn(count, 8)
+        torch.testing.assert_close(compiled(x), eager(x))
+        assert model.count == eager.count
+
+
 @pytest.mark.parametrize("function", [through_a_view, seen_by_a_view, updates])
 def test_what_views_show_is_traced(function):
     program = program_of(function)
