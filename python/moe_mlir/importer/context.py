@@ -11,6 +11,7 @@ import torch
 from torch.fx import Node
 
 from .._native import native
+from .._support.log import logger
 from ..gpu.sizes import RELATIONS
 from ..graph.locations import describe, describe_briefly
 from ..graph.repeats import Segment
@@ -246,6 +247,8 @@ class Context:
                 return  # arithmetic on sizes: dimensions are expressions already
             if _has_no_elements(node.meta.get("val")):
                 element = self.element(node)
+                for size in self.shape(node):
+                    self.builder.index(size)  # none that depends on data
                 self._values[node] = Splat(self.builder.constant(0, element), self.shape(node), element)
                 return
             if node.target not in TABLE:
@@ -261,6 +264,10 @@ class Context:
             self._report(node, _name_problem(node, str(problem)))
         except UnknownSymbol as symbol:
             self._report(node, f"{node.target}: the size {symbol} depends on data")
+        except Exception as error:
+            # A fault of ours in one call: the user learns which, the log has the rest.
+            logger("compile").debug("cannot import %s", node.format_node(), exc_info=True)
+            self._report(node, f"{node.target}: {type(error).__name__} in moe-mlir, {error}; please report it")
 
     def call(self, function: str, segment: Segment, symbols: Sequence[sympy.Symbol],
              shapes: Sequence[tuple[Sequence[Dim], str]]) -> None:

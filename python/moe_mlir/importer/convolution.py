@@ -28,11 +28,15 @@ def _convolution(context, node, arguments):
     dims = x.rank - 2
     stride, padding, dilation = (_each(numbers, dims) for numbers in (
         arguments.stride, arguments.padding, arguments.dilation))
+    groups = arguments.groups
+    if not all(isinstance(pad, int) for pad in padding) or (
+            groups > 1 and not all(isinstance(size, int) for size in weight.shape[:2])):
+        raise Unsupported("filters of an open size; make them a parameter")
     for size in shape[2:]:
         context.require(size, ">=", 1)
     x = _padded(builder, x, padding)
     bias = None if arguments.bias is None else context.value(arguments.bias)
-    groups, channels = arguments.groups, x.shape[1]
+    channels = groups * weight.shape[1]
     if dims == 1 and groups == channels == weight.shape[0] and stride == dilation == [1]:
         total = _of_each_channel(builder, x, weight, _with_bias(builder, bias, shape, 1, x.element))
         return round_to(builder, total, x.element)
@@ -40,7 +44,7 @@ def _convolution(context, node, arguments):
     # and places in a filter.
     width = weight.shape[0] // groups
     filters = reshape(builder, weight, (groups, width, _product(weight.shape[1:])))
-    patches = _patches(builder, x, weight.shape[2:], shape[2:], groups, stride, dilation)
+    patches = _patches(builder, x, weight.shape[1:], shape[2:], groups, stride, dilation)
     tokens = patches.shape[1:-1]
     loops = [f"d{i}" for i in range(dims + 4)]
     group, rows, feature, inner = loops[0], loops[1:-2], loops[-2], loops[-1]
@@ -86,14 +90,15 @@ def _of_each_channel(builder, x: Value, weight: Value, init: Value) -> Value:
                     ["d0", "d1", "d2 + d3"], ["d1", "0", "d3"], ["d0", "d1", "d2"], 4)
 
 
-def _patches(builder, x: Value, kernel: Sequence[int], out: Sequence[Dim], groups: int,
+def _patches(builder, x: Value, filters: Sequence[int], out: Sequence[Dim], groups: int,
              stride: Sequence[int], dilation: Sequence[int]) -> Value:
     """[group, batch, .. places, elements]: what each filter of a group is multiplied with.
 
     A copy, as large as the input times the filter over the strides; a product of matrices is
     many times faster than a loop over the input in place, which has no blocks.
     """
-    dims, channels = len(kernel), x.shape[1] // groups
+    channels, *kernel = filters
+    dims = len(kernel)
     loops = [f"d{i}" for i in range(3 + 2 * dims)]
     group, batch, places = loops[0], loops[1], loops[2:2 + dims]
     channel, inner = loops[2 + dims], loops[3 + dims:]

@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from .._support.log import logger
 from .._torch.core import OpOverload, pytree
 from .registry import TABLE
+from .scalars import scalars_as_vectors
 
 
 def decompose_missing(program: torch.export.ExportedProgram) -> None:
@@ -25,6 +26,7 @@ def decompose_missing(program: torch.export.ExportedProgram) -> None:
             kept[str(node.target)] += 1
         else:
             done[str(node.target)] += 1
+    scalars_as_vectors(graph)
     for what, names in (("decomposed", done), ("found no decomposition of", kept)):
         if names:
             logger("compile").debug("%s operators without an entry: %s", what, ", ".join(

@@ -165,6 +165,13 @@ def _symbols(arguments):
     return symbols
 
 
+def _number(node, label) -> str:
+    """A size, or what is computed of sizes and data, for a message."""
+    if node.target is torch.ops.aten.sym_size.int:
+        return f"the size of dim {node.args[1]} of '{label(node.args[0].name)}'"
+    return f"a number computed at {describe(node)}"
+
+
 _MUTATIONS = {OutputKind.BUFFER_MUTATION: "state", OutputKind.USER_INPUT_MUTATION: "input",
               OutputKind.PARAMETER_MUTATION: "state"}
 
@@ -183,8 +190,11 @@ def _collect_results(context, program, label):
             outputs.append(("constant", output))
             continue
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"expected tensors and constants as outputs, found a size computed at "
-                            f"{describe(output)}; return the tensor instead")
+            raise TypeError(f"expected tensors and constants as outputs, found {_number(output, label)}; "
+                            "return a tensor instead")
+        if tensor.dtype.is_complex:
+            raise TypeError(f"expected real tensors as outputs, found {str(tensor.dtype).removeprefix('torch.')} "
+                            f"computed at {describe(output)}; return torch.view_as_real of it")
         if spec.kind is OutputKind.USER_OUTPUT:
             kind, name = "output", output.name
             outputs.append(("result", len(results)))

@@ -13,6 +13,7 @@ from .builder import (
     is_float,
     stored,
 )
+from .context import ELEMENTS
 from .matmul import round_to
 from .registry import Unsupported, imports
 from .shape import reshape
@@ -24,13 +25,16 @@ _INF = float("inf")
 def _dims(dims, rank: int) -> list[int]:
     if dims is None or (isinstance(dims, (list, tuple)) and not dims):
         return list(range(rank))
-    return sorted(d % rank for d in (dims if isinstance(dims, (list, tuple)) else [dims]))
+    return [] if rank == 0 else sorted(d % rank for d in (dims if isinstance(dims, (list, tuple)) else [dims]))
 
 
 def reduce(builder: FunctionBuilder, operand: Operand, dims: Collection[int], element: str,
            start: float, body: Callable[..., str]) -> Value:
     """Folds `body(x, total)` over `dims`; the result drops them."""
     rank = len(operand.shape)
+    if not set(dims) <= set(operand.dims):
+        # No operand would say how often what is broadcast is taken.
+        operand = Operand.of(builder.write(operand))
     kept = [i for i in range(rank) if i not in dims]
     init = builder.fill(builder.constant(start, element), [operand.shape[i] for i in kept],
                         element)
@@ -165,8 +169,15 @@ def _extreme(context, node, arguments):
     operand, element = context.operand(arguments.self), context.element(node)
     largest = node.target in (aten.amax.default, aten.max.default)
     dims = _dims(getattr(arguments, "dim", None), len(operand.shape))
+    _require_elements(context, operand, dims)
     value = _fold_extreme(context.builder, operand, dims, element, largest)
     return _kept(context, node, value)
+
+
+def _require_elements(context, operand, dims) -> None:
+    """Nothing has no extreme."""
+    for dim in dims:
+        context.require(operand.shape[dim], "!=", 0)
 
 
 def _fold_extreme(builder, operand, dims, element, largest) -> Value:
@@ -291,7 +302,8 @@ def _layer_norm(context, node, arguments):
     normal = builder.map([operand, _over(builder, mean, shape, dims),
                           _over(builder, rstd, shape, dims), *affine], shape, element, body)
     statistics = unreduced(shape, dims)
-    return [normal, reshape(builder, mean, statistics), reshape(builder, rstd, statistics)]
+    kind = ELEMENTS[node.meta["val"][1].dtype]
+    return [normal, *(reshape(builder, round_to(builder, x, kind), statistics) for x in (mean, rstd))]
 
 
 # ---- positions of extremes --------------------------------------------------
@@ -326,6 +338,7 @@ def _argmax(context, node, arguments):
             count = count * size
         dim = 0
         operand = Operand.of(reshape(context.builder, context.value(arguments.self), (count,)))
+    _require_elements(context, operand, [dim % len(operand.shape)])
     _, first = _arg_extreme(context, operand, dim % len(operand.shape),
                             node.target is aten.argmax.default)
     return _kept(context, node, first)
@@ -334,6 +347,7 @@ def _argmax(context, node, arguments):
 @imports(aten.max.dim, aten.min.dim, unsigned=True)
 def _max_dim(context, node, arguments):
     operand = context.operand(arguments.self)
+    _require_elements(context, operand, [arguments.dim % len(operand.shape)])
     best, first = _arg_extreme(context, operand, arguments.dim % len(operand.shape),
                                node.target is aten.max.dim)
     shape = context.shape(node.meta["val"][0])

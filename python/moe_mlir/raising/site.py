@@ -105,8 +105,8 @@ class Site:
 
     @property
     def num_experts(self) -> int:
-        size = value(self.source).shape[-1]
-        return size if isinstance(size, int) else -1
+        shape = value(self.source).shape
+        return shape[-1] if shape and isinstance(shape[-1], int) else -1
 
     def reject(self, reason: str) -> None:
         self.reason = self.reason or f"not recognised: {reason}"

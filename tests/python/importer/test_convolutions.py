@@ -69,3 +69,17 @@ def test_a_filter_longer_than_the_input_is_an_error():
 def test_a_transposed_convolution_is_told():
     with pytest.raises(ImportFailed, match="a transposed convolution; write it as"):
         moe_mlir.export(torch.nn.ConvTranspose1d(4, 4, 3), (torch.randn(2, 4, 5),))
+
+
+def test_filters_in_groups_are_read_of_a_constant():
+    """The channels of the input are open sizes in a trace."""
+    torch.manual_seed(0)
+    filters, bias = torch.randn(6, 2, 3), torch.randn(6)
+    check(lambda x, w, b: F.conv1d(x, w, b, padding="same", groups=2), (torch.randn(2, 4, 8),), filters, bias,
+          later=(torch.randn(3, 4, 8),))
+
+
+def test_filters_of_an_open_size_are_told():
+    model = Function(lambda x, w: F.conv1d(x, w, groups=2))
+    with pytest.raises(ImportFailed, match="filters of an open size; make them a parameter"):
+        moe_mlir.export(model, (torch.randn(2, 4, 8), torch.randn(2, 2, 3)))

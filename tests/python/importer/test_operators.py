@@ -331,3 +331,8 @@ def test_an_argument_that_is_not_read_is_told():
         arguments.check_read()
     assert arguments.alpha == 2
     arguments.check_read()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_statistics_of_a_layer_norm_have_the_dtype_of_eager(dtype):
+    check(lambda x: torch.native_layer_norm(x, [8], x[0, 0], None, 1e-5), (tokens().to(dtype),), rtol=1e-2, atol=1e-2)
