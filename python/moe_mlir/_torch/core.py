@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
@@ -136,9 +142,11 @@ def storage_users(storage: torch.UntypedStorage) -> int:
 
 
 __all__ = [
-    "MARKS_OF_COMPILE", "DisableAutocast", "DisableTorchFunctionSubclass", "FakeTensor",
+    "MARKS_OF_COMPILE", "DataDependentOutputException", "DisableAutocast",
+    "DisableTorchFunctionSubclass", "DynamicOutputShapeException", "FakeTensor",
     "FakeTensorMode", "HigherOrderOperator",
-    "OpOverload", "OpOverloadPacket", "ScriptFunction", "TorchDispatchMode", "active_ddp_module",
+    "OpOverload", "OpOverloadPacket", "ScriptFunction", "TorchDispatchMode",
+    "UnsupportedOperatorException", "active_ddp_module",
     "autograd_implementation", "disable_current_modes", "enter_autocast", "exit_autocast", "grouped_mm",
     "innermost_transform", "is_avx512_supported",
     "is_any_autocast_enabled", "is_composite", "is_functorch_wrapped_tensor", "is_in_backward",

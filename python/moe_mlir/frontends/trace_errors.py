@@ -8,7 +8,12 @@ import traceback
 import torch
 
 from .._support.paths import PREFIX
-from .._torch.core import pytree
+from .._torch.core import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+    pytree,
+)
 
 _FOREIGN = (PREFIX, *(os.path.dirname(os.path.abspath(path)) + os.sep
                       for path in (torch.__file__, contextlib.__file__)))
@@ -17,6 +22,19 @@ _FOREIGN = (PREFIX, *(os.path.dirname(os.path.abspath(path)) + os.sep
 _UNKNOWN_OUTPUT = re.compile(r"Found <class '([^']+)'> in output, which is not a known type")
 # Of Module.to on weights without memory.
 _CAST_LAYER = "_apply(): Couldn't swap"
+# Of tensors that a trace makes where the model takes the memory of one without its history.
+_WRITE_OF_DATA = "fake tensor in the exported program constant's list"
+# Of a function in C++ that needs numbers.
+_NO_OPEN_SIZES = "with symbolic sizes/strides"
+# What a trace has no tensors for, and what to do.
+_OPERATORS = {
+    DataDependentOutputException: (
+        "whose result is a number that depends on data; compute with tensors, such as by (a == b).all()"),
+    DynamicOutputShapeException: (
+        "whose results have sizes that depend on data; compile the parts around it separately"),
+    UnsupportedOperatorException: (
+        "which torch.export cannot trace; compile the parts around it separately"),
+}
 
 
 class TraceFailed(ValueError):
@@ -26,20 +44,32 @@ class TraceFailed(ValueError):
 @contextlib.contextmanager
 def explained():
     """Turns torch's reports about the model in the block into TraceFailed."""
-    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+    from torch.fx.experimental.symbolic_shapes import (
+        GuardOnDataDependentSymNode,
+        PendingUnbackedSymbolNotFound,
+    )
 
     from .._torch.dynamo import TorchDynamoException
 
     try:
         yield
-    except (GuardOnDataDependentSymNode, TorchDynamoException) as error:
+    except (GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound, TorchDynamoException) as error:
         raise TraceFailed(_describe(error)) from None
+    except tuple(_OPERATORS) as error:
+        raise TraceFailed(f"{_users_line(error)}: expected operators that a trace can run, found "
+                          f"{error.func}, {_OPERATORS[type(error)]}") from None
     except RuntimeError as error:
         if _CAST_LAYER in str(error):
             raise TraceFailed(
                 f"{_users_line(error)}: expected a forward that leaves its layers as they are, found "
                 "one that casts or moves them; cast their inputs, and the model before it is "
                 "compiled") from None
+        if _WRITE_OF_DATA in str(error):
+            raise TraceFailed(
+                "expected writes that a trace can see, found a use of '.data'; write in place, such as "
+                "by x.mul_(2), under torch.no_grad()") from None
+        if _NO_OPEN_SIZES in str(error):
+            raise TraceFailed(_describe(error)) from None
         found = _UNKNOWN_OUTPUT.search(str(error))
         if found is None:
             raise
@@ -63,7 +93,10 @@ def require_weights_in_memory(model, args, kwargs=None) -> None:
 def _describe(error) -> str:
     place = _users_line(error)
     text = str(error)
-    if "data-dependent" in text or "data dependent" in text:
+    if text.startswith("Pending unbacked symbols"):
+        reason = ("expected sizes that follow from those of the inputs, found one that depends on data; "
+                  "take parts of fixed sizes, and mask what is not there")
+    elif "data-dependent" in text or "data dependent" in text:
         reason = ("expected a graph for all inputs, found control flow that depends on data; choose "
                   "with torch.where, or branch with torch.cond")
     else:

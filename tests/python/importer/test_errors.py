@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import moe_mlir
+from moe_mlir.frontends.trace_errors import TraceFailed
 from moe_mlir.importer import ImportFailed
+from moe_mlir.importer.registry import TABLE
 
 
 class Unsupported(torch.nn.Module):
@@ -61,3 +63,55 @@ def test_a_refusal_is_a_moe_error():
     with pytest.raises(moe_mlir.MoeError) as caught:
         moe_mlir.export(Unsupported(), (torch.randn(2, 4, 4),))
     assert isinstance(caught.value, ImportFailed) and isinstance(caught.value, ValueError)
+
+
+def _refusal(function, *inputs):
+    class Model(torch.nn.Module):
+        def forward(self, *tensors):
+            return function(*tensors)
+    with pytest.raises((ImportFailed, TraceFailed, TypeError)) as caught:
+        moe_mlir.export(Model(), inputs)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("function, words", [
+    (lambda x: torch.equal(x, x + 1), "found aten.equal.default, whose result is a number that depends"),
+    (lambda x: torch.linalg.lstsq(x, x)[0], "found aten.linalg_lstsq.default, whose results have sizes"),
+    (lambda x: torch.geqrf(x), "found aten.geqrf.default, which torch.export cannot trace"),
+    (lambda x: torch.narrow(x, 1, x.long()[0, 0], 2), "expected sizes that follow from those of the inputs"),
+], ids=["a number", "sizes", "no trace", "a start"])
+def test_what_torch_cannot_trace_is_told_at_the_line(function, words):
+    message = _refusal(function, torch.ones(3, 4))
+    assert words in message and message.startswith(f"{__file__}:{function.__code__.co_firstlineno}: ")
+
+
+def test_a_write_through_data_is_told():
+    message = _refusal(lambda x: x.data.mul_(2), torch.ones(3, 4))
+    assert message.startswith("expected writes that a trace can see, found a use of '.data'")
+
+
+def test_outputs_that_are_no_real_tensors_are_told():
+    assert "found the size of dim 0 of 'tensors.0'" in _refusal(lambda x: (x, x.shape[0]), torch.ones(3, 4))
+    assert "found a number computed at" in _refusal(lambda x: x.sum().item(), torch.ones(3, 4))
+    message = _refusal(torch.view_as_complex, torch.ones(3, 2))
+    assert "expected real tensors as outputs, found complex64 computed at" in message
+
+
+def test_positions_of_a_number_are_told():
+    assert "aten.nonzero.default: the size u0 depends on data" in _refusal(torch.nonzero, torch.tensor(2.0))
+
+
+def test_a_fault_of_a_function_of_the_table_is_told_at_the_line(monkeypatch):
+    """What one call does to our code is no traceback to the user, who cannot read it."""
+    def broken(context, node, arguments):
+        return arguments.self.meta["val"].shape[7]
+    monkeypatch.setitem(TABLE, torch.ops.aten.exp.default, broken)
+    message = _refusal(lambda x: x.exp() + torch.special.bessel_j0(x), torch.ones(3, 4))
+    assert "aten.exp.default: IndexError in moe-mlir" in message and f"please report it: 1 use, first at {__file__}:" in message
+    assert "2 unsupported operations" in message
+
+
+def test_a_function_of_torch_that_needs_numbers_is_told_in_a_line():
+    message = _refusal(lambda x, counts: torch.cov(x, correction=0, fweights=counts),
+                       torch.randn(2, 3), torch.tensor([1, 2, 3], dtype=torch.int32))
+    assert "torch.export cannot trace this: Cannot call numel()" in message and "frame #" not in message
