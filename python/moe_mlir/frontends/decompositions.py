@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 import torch
 
-from .._torch.core import OpOverload
+from .._torch.core import OpOverload, is_functorch_wrapped_tensor
 from ..raising.attention import decomposition
 from ..raising.decompose_calls import NeedsTrace, decompose_calls
 from ..raising.doubled_state import merge_doubled_state
 from ..raising.fold_layers import fold_layers, unfold_layers
 from ..raising.reading import is_assertion
+from .trace_errors import TraceFailed
 
 _log = logging.getLogger("moe_mlir.export")
 _KEPT = frozenset({torch.ops.aten.linear.default, torch.ops.aten.matmul.default,
@@ -27,6 +28,9 @@ def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedPro
     wrote. A roll becomes a gather. Decomposed attention holds a matrix of tokens
     by tokens.
     """
+    if any(map(is_functorch_wrapped_tensor, program.constants.values())):
+        raise TraceFailed("expected a forward without gradients of its own, found one that calls torch.func.grad, "
+                          "vjp or jvp; compile the function whose gradient it takes")
     with warnings.catch_warnings():
         # torch copies its own tree specs in a way that it deprecated itself.
         warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)

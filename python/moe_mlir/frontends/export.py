@@ -46,7 +46,7 @@ from .assigned_buffers import AssignedBuffers
 from .decompositions import decompose
 from .module_casts import casts_without_effect
 from .stored_traces import StoredTraces, TracedModule
-from .trace_errors import explained, require_weights_in_memory
+from .trace_errors import TraceFailed, explained, require_weights_in_memory
 
 _PREFIX = "wrapped_model."
 _log = logging.getLogger("moe_mlir.export")
@@ -155,8 +155,9 @@ class Inputs(torch.nn.Module):
             return caches[-1]
         args, kwargs = pytree.tree_map(build, (args, kwargs),
                                        is_leaf=lambda x: isinstance(x, CacheTensors))
-        buffers = AssignedBuffers(self.wrapped_model)
+        buffers, shapes = AssignedBuffers(self.wrapped_model), [x.shape for x in tensors]
         outputs = buffers.store(self.wrapped_model(*args, **kwargs))
+        _require_shapes(tensors, shapes)
         outputs, own = self._without_caches(outputs, caches)
         found = [part.changes_of(cache) for part, cache in zip(parts, caches)]
         found += map(contents_of, own)
@@ -231,6 +232,18 @@ def check_inputs(
     leaves = pytree.tree_leaves((args, dict(kwargs or {})))
     if not any(isinstance(x, torch.Tensor) for x in leaves):
         raise ValueError("expected at least one tensor among the inputs of the model, found none")
+
+
+def _require_shapes(tensors, before) -> None:
+    """Refuses a forward after which an input has another shape, of which torch makes no program."""
+    for number, (tensor, shape) in enumerate(zip(tensors, before, strict=True)):
+        # Two sizes may have become one in the meantime.
+        given, found = ([str(size) for size in sizes] for sizes in (shape, tensor.shape))
+        if given != found:
+            raise TraceFailed(
+                f"expected inputs that keep their shape, found [{', '.join(found)}] after the forward where "
+                f"tensor {number} of the inputs had [{', '.join(given)}]; write y = x.unsqueeze(0) or the like "
+                "instead of x.unsqueeze_(0)")
 
 
 @dataclass
@@ -354,15 +367,18 @@ def _trace_open(inputs, tensors, dims):
 
     Open sizes of 0 are more than torch can do: it divides by them, or asks whether two are equal.
     """
-    closed = None if dims is None else [[d for d in open_dims if tensor.shape[d] != 0]
-                                        for tensor, open_dims in zip(tensors, dims)]
-    try:
-        return _trace_with_open_ones(inputs, tensors, dims)
-    except Exception as error:
-        if closed == dims:
-            raise
-        _log.debug("cannot trace with sizes of 0 open: %s", error)
-    return _trace_with_open_ones(inputs, tensors, closed)
+    choices = [dims]
+    if dims is not None and any(0 in tensor.shape for tensor in tensors):
+        closed = [[d for d in open_dims if tensor.shape[d] != 0]
+                  for tensor, open_dims in zip(tensors, dims)]
+        choices += [closed, None] if closed != dims else [None]
+    for choice in choices:
+        try:
+            return _trace_with_open_ones(inputs, tensors, choice)
+        except Exception as error:
+            if choice is choices[-1]:
+                raise
+            _log.debug("cannot trace with sizes of 0 open: %s", error)
 
 
 def _trace_with_open_ones(inputs, tensors, dims):

@@ -264,7 +264,7 @@ class Context:
             self._report(node, _name_problem(node, str(problem)))
         except UnknownSymbol as symbol:
             self._report(node, f"{node.target}: the size {symbol} depends on data")
-        except Exception as error:
+        except (ArithmeticError, AssertionError, AttributeError, LookupError) as error:
             # A fault of ours in one call: the user learns which, the log has the rest.
             logger("compile").debug("cannot import %s", node.format_node(), exc_info=True)
             self._report(node, f"{node.target}: {type(error).__name__} in moe-mlir, {error}; please report it")

@@ -98,9 +98,15 @@ def _sign(context, node, arguments):
     return _apply(context, node, [arguments.self], body)
 
 
+def _nowhere(context, node) -> Splat:
+    return Splat(context.builder.constant(0, "i1"), context.shape(node), "i1")
+
+
 @imports(aten.signbit.default)
 def _signbit(context, node, arguments):
     element, builder = context.element(arguments.self), context.builder
+    if element == "i1":
+        return _nowhere(context, node)
     if not is_float(element):
         return _compare(context, node, [arguments.self], element, lambda x: builder.op(
             f"arith.cmpi slt, {x}, {builder.constant(0, element)} : {element}"))
@@ -208,6 +214,8 @@ def _reciprocal(context, node, arguments):
 @imports(aten.isnan.default)
 def _isnan(context, node, arguments):
     element = context.element(arguments.self)
+    if not is_float(element):
+        return _nowhere(context, node)
     return _compare(context, node, [arguments.self], element,
                     lambda x: context.builder.op(f"arith.cmpf uno, {x}, {x} : {element}"))
 
@@ -241,7 +249,7 @@ def _binary(context, node, arguments):
     float_op, integer_op = _BINARY[node.target]
     op = float_op if is_float(element) else integer_op
     if element == "i1":
-        op = {"addi": "ori", "muli": "andi"}.get(op or "", op)
+        op = {"addi": "ori", "muli": "andi", "maxsi": "ori", "minsi": "andi"}.get(op or "", op)
     builder = context.builder
     alpha = getattr(arguments, "alpha", 1)
 
@@ -437,7 +445,10 @@ def _require_held(number, dtype):
 def _clamp(context, node, arguments):
     element = compute_element(context.element(node))
     low, high = getattr(arguments, "min", None), getattr(arguments, "max", None)
-    suffix = "imumf" if is_float(element) else "si"
+    # Of one bit the sign of True is that of -1.
+    larger, smaller = ("ori", "andi") if element == "i1" else ("maxsi", "minsi")
+    if is_float(element):
+        larger, smaller = "maximumf", "minimumf"
     bounds = [b for b in (low, high) if b is not None]
     for bound in bounds:
         _require_held(bound, node.meta["val"].dtype)
@@ -445,9 +456,9 @@ def _clamp(context, node, arguments):
     def body(x, *limits):
         rest = iter(limits)
         if low is not None:
-            x = context.builder.op(f"arith.max{suffix} {x}, {next(rest)} : {element}")
+            x = context.builder.op(f"arith.{larger} {x}, {next(rest)} : {element}")
         if high is not None:
-            x = context.builder.op(f"arith.min{suffix} {x}, {next(rest)} : {element}")
+            x = context.builder.op(f"arith.{smaller} {x}, {next(rest)} : {element}")
         return x
     return _apply(context, node, [arguments.self, *bounds], body)
 

@@ -45,6 +45,11 @@ def _is_plain(node) -> bool:
     return isinstance(node.target, OpOverload)
 
 
+# Where they write nothing, their result is of bool, whatever they read.
+_GIVE_BOOL = frozenset({"eq_", "ne_", "lt_", "le_", "gt_", "ge_", "logical_and_", "logical_or_",
+                        "logical_xor_", "logical_not_"})
+
+
 def functional(node):
     """The operator that gives a new tensor where this one writes its first argument."""
     target = node.target
@@ -52,7 +57,12 @@ def functional(node):
         return None
     name, overload = target._opname, target._overloadname
     packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
-    return getattr(packet, overload, None) if packet is not None else None
+    found = getattr(packet, overload, None) if packet is not None else None
+    # Some have a namesake for numbers.
+    if found is None or str(found._schema.arguments[0].type) != "Tensor" or (
+            name in _GIVE_BOOL and node.meta["val"].dtype is not torch.bool):
+        return None
+    return found
 
 
 def has_type_of(one, other) -> bool:

@@ -250,3 +250,26 @@ def test_the_users_program_stays_as_it_was():
     before, signature = str(program.graph), str(program.graph_signature)
     decompose_calls(program, dict(table().items()), KEPT)
     assert (str(program.graph), str(program.graph_signature)) == (before, signature)
+
+
+_COMPARED = ["eq_", "ne_", "lt_", "le_", "gt_", "ge_", "logical_and_", "logical_or_", "logical_xor_"]
+
+
+def test_comparisons_in_place_keep_the_dtype():
+    """Where they write nothing, they give bools; and torch has a ldexp of numbers beside that of tensors."""
+    def function(x, y, i):
+        for name in _COMPARED:
+            getattr(x[_COMPARED.index(name)], name)(y)
+        i.gt_(2)
+        return x.clone().logical_not_(), i * 3, y.clone().ldexp_(i)
+    model, generator = Function(function), torch.Generator().manual_seed(0)
+
+    def inputs():
+        x = torch.randint(0, 3, (len(_COMPARED), 6), generator=generator).float()
+        return x, torch.arange(6.0) % 3, torch.arange(6)
+    compiled = moe_mlir.compile(model, inputs())
+    for _ in range(2):
+        given = inputs()
+        other = [x.clone() for x in given]
+        require_equal(compiled(*given), model(*other))
+        require_equal(given, other)

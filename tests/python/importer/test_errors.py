@@ -115,3 +115,14 @@ def test_a_function_of_torch_that_needs_numbers_is_told_in_a_line():
     message = _refusal(lambda x, counts: torch.cov(x, correction=0, fweights=counts),
                        torch.randn(2, 3), torch.tensor([1, 2, 3], dtype=torch.int32))
     assert "torch.export cannot trace this: Cannot call numel()" in message and "frame #" not in message
+
+
+@pytest.mark.parametrize("call", [lambda x: x.unsqueeze_(0), lambda x: x.t_()])
+def test_an_input_that_gets_another_shape_is_told(call):
+    message = _refusal(call, torch.ones(3, 4))
+    assert message.startswith("expected inputs that keep their shape, found ") and "tensor 0 of the inputs" in message
+
+
+def test_gradients_in_a_forward_are_told():
+    message = _refusal(torch.func.grad(lambda x: (x**2).sum()), torch.ones(3, 4))
+    assert message.startswith("expected a forward without gradients of its own, found one that calls torch.func.grad")

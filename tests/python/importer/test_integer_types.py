@@ -101,3 +101,14 @@ def test_an_artifact_has_no_uint8(tmp_path, capsys):
     torch.export.save(program, tmp_path / "bytes.pt2")
     assert main([str(tmp_path / "bytes.pt2"), str(tmp_path)]) == 1
     assert "an artifact has, found uint8 of ['inputs_0']; convert" in capsys.readouterr().err
+
+
+def test_extremes_of_bools_are_or_and_and():
+    """As numbers of one bit with a sign, True is less than False."""
+    x, y = torch.tensor([[True, True, False, False]]), torch.tensor([True, False, True, False])
+    check(lambda x, y: (torch.maximum(x, y), torch.minimum(x, y), torch.max(x, y), torch.clamp_min(x, y),
+                        torch.clamp_max(x, y), x.signbit(), x.isnan(), x.nansum(), x.amax(-1)), (x, y))
+
+
+def test_integers_are_numbers():
+    check(lambda x: (x.isnan(), x.nansum(), x.isinf(), torch.heaviside(x, x), x.nan_to_num()), (torch.arange(-2, 3),))
