@@ -279,11 +279,12 @@ private:
           name = (name + Twine("_") + Twine(launches.size())).str();
         DictionaryAttr launch;
         BlockShape block = getBlock(forall, facts);
-        FailureOr<gpu::GPUFuncOp> kernel =
+        FailureOr<OutlinedKernel> kernel =
             outlineKernel(forall, module, name, block, constants, launch);
         if (failed(kernel) || failed(lowerToThreads(*kernel, block, facts)))
           return failure();
-        launches.push_back(addDynamicMemory(launch, function, *kernel));
+        launches.push_back(
+            addDynamicMemory(launch, function, kernel->function));
         ++numKernels;
       }
       pruneKernels(function, module, launches);
@@ -313,10 +314,10 @@ private:
   }
 
   /// Lowers the block-level ops of a kernel one after the other.
-  LogicalResult lowerToThreads(gpu::GPUFuncOp kernel, BlockShape block,
+  LogicalResult lowerToThreads(OutlinedKernel kernel, BlockShape block,
                                const KernelFacts &facts) {
     SmallVector<Operation *> ops;
-    for (Operation &op : kernel.front())
+    for (Operation &op : *kernel.body)
       if (isBlockLevel(op))
         ops.push_back(&op);
     // Only now is it known which buffers lie in workgroup memory.
@@ -348,9 +349,9 @@ private:
                << "cannot run '" << name
                << "' on the threads of a block: " << listener.reason;
     }
-    if (failed(expandMathForThreads(kernel)))
+    if (failed(expandMathForThreads(kernel.function)))
       return failure();
-    return rewriteBoolBuffers(kernel);
+    return rewriteBoolBuffers(kernel.function);
   }
 
   /// Work outside of the loops would be lost: whoever launches the kernels of

@@ -183,3 +183,18 @@ func.func @one_row(%z: memref<16xf32>, %gates: memref<2xf32>,
       outs(%gates, %indices : memref<2xf32>, memref<2xi32>)
   return
 }
+
+// -----
+
+// A store outside of loops is one of a single thread.
+
+// CHECK-LABEL: func.func @one_element
+// CHECK:         scf.forall (%[[BLOCK:.*]]) in (1)
+// CHECK:           %[[THREAD:.*]] = gpu.thread_id x
+// CHECK:           %[[FIRST:.*]] = arith.cmpi eq
+// CHECK:           scf.if %[[FIRST]] {
+// CHECK-NEXT:        memref.store %{{.*}}, %{{.*}}[%{{.*}}] : memref<4xf32>
+func.func @one_element(%value: f32, %place: index, %out: memref<4xf32>) {
+  memref.store %value, %out[%place] : memref<4xf32>
+  return
+}

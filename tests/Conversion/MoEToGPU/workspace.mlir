@@ -57,6 +57,42 @@ func.func @joined_dims(%a: memref<?x?x4xf32>, %b: memref<?x4xf32>) {
 
 // -----
 
+// The least of two sizes is no expression of them. The workspace has room for
+// one of the two, the grid blocks for it, and those behind the end do nothing.
+
+// CHECK-LABEL: func.func @some_rows
+// CHECK-SAME:    grid = affine_map<()[s0, s1, s2] -> (s0 ceildiv 16, 1, 1)>
+// CHECK-SAME:    grid = affine_map<()[s0, s1, s2] -> (7, 1, 1)>
+// CHECK-SAME:    moe.workspace = affine_map<()[s0, s1] -> ((s0 ceildiv 16) * 256)>
+// CHECK:         gpu.func @some_rows_kernel_1
+// CHECK:           %[[END:.*]] = arith.minsi %{{.*}}, %c100
+// CHECK:           %[[ROW:.*]] = affine.apply affine_map<()[s0] -> (s0 * 16)>()[%block_id_x]
+// CHECK:           %[[INSIDE:.*]] = arith.cmpi slt, %[[ROW]], %[[END]]
+// CHECK:           scf.if %[[INSIDE]]
+func.func @some_rows(%a: memref<?x4xf32>, %b: memref<?x4xf32>) {
+  %c0 = arith.constant 0 : index
+  %c100 = arith.constant 100 : index
+  %n = memref.dim %a, %c0 : memref<?x4xf32>
+  %rest = arith.subi %n, %c100 : index
+  %behind = arith.maxsi %rest, %c0 : index
+  %t = memref.alloc(%behind) : memref<?x4xf32>
+  scf.forall (%i) = (0) to (%behind) step (16) {
+    %from = memref.subview %a[%i, 0] [1, 4] [1, 1] : memref<?x4xf32> to memref<1x4xf32, strided<[4, 1], offset: ?>>
+    %to = memref.subview %t[%i, 0] [1, 4] [1, 1] : memref<?x4xf32> to memref<1x4xf32, strided<[4, 1], offset: ?>>
+    memref.copy %from, %to : memref<1x4xf32, strided<[4, 1], offset: ?>> to memref<1x4xf32, strided<[4, 1], offset: ?>>
+  } {mapping = [#gpu.block<x>]}
+  %some = arith.minsi %n, %c100 : index
+  scf.forall (%i) = (0) to (%some) step (16) {
+    %from = memref.subview %t[%i, 0] [1, 4] [1, 1] : memref<?x4xf32> to memref<1x4xf32, strided<[4, 1], offset: ?>>
+    %to = memref.subview %b[%i, 0] [1, 4] [1, 1] : memref<?x4xf32> to memref<1x4xf32, strided<[4, 1], offset: ?>>
+    memref.copy %from, %to : memref<1x4xf32, strided<[4, 1], offset: ?>> to memref<1x4xf32, strided<[4, 1], offset: ?>>
+  } {mapping = [#gpu.block<x>]}
+  memref.dealloc %t : memref<?x4xf32>
+  return
+}
+
+// -----
+
 // The sizes of the workspace must be known before anything runs.
 
 func.func @size_from_memory(%a: memref<1xindex>, %b: memref<4xf32>) {

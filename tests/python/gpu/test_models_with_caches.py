@@ -17,7 +17,7 @@ from moe_mlir_bench.models import FAMILIES
 
 ROOM = 16
 WITH_STATIC_CACHES = ("Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE", "Granite-MoE", "DeepSeek-V2",
-                      "DeepSeek-V3", "GLM4-MoE", "MiniMax-M2", "Ernie4.5-MoE", "Llama4")
+                      "DeepSeek-V3", "GLM4-MoE", "MiniMax-M2", "Ernie4.5-MoE", "Llama4", "Phi-MoE")
 
 
 def ids(tokens, seed=0):
@@ -57,13 +57,16 @@ def test_a_prompt_and_steps(name):
     assert len(compiled._programs) == 2  # of prompts, and of one token
 
 
-@pytest.mark.drawn(2)
-@pytest.mark.parametrize("kind", ["windows", "state space", "growing"])
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize("kind", ["windows", "windows alone", "chunks", "state space", "growing"])
 @torch.no_grad()
 def test_caches_of_other_kinds(kind):
     """A window that is not full yet and one that is, a state, and tensors that grow."""
     name, changes, layers = {
         "windows": ("gpt-oss", dict(sliding_window=8, attn_implementation="eager"), 2),
+        "windows alone": ("Phi-MoE", dict(sliding_window=8), 1),
+        "chunks": ("Llama4", dict(attention_chunk_size=8, no_rope_layers=[1, 0],
+                                  layer_types=["chunked_attention", "full_attention"]), 2),
         "state space": ("Jamba", {}, 2),
         "growing": ("Qwen3-MoE", {}, 1)}[kind]
     model = FAMILIES[name].build(torch.float32, layers=layers,

@@ -3,8 +3,9 @@
 // convert-gpu-to-nvvm turns every op of the math dialect into a call of
 // libdevice, which is not there. Here they become instructions: exponentials by
 // ex2.approx, roots and roundings by the intrinsics that are one instruction,
-// the other functions by upstream's polynomials. Bits change: exp has a
-// relative error below 3e-7 whatever its argument, and is 0 below 2^-126.
+// the other functions by upstream's polynomials. Bits change: exp, and powers
+// of a constant, have a relative error below 3e-7 whatever their argument, and
+// are 0 below 2^-126.
 //
 //===----------------------------------------------------------------------===//
 
@@ -14,7 +15,10 @@
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "mlir/Dialect/Math/Transforms/Passes.h"
+#include "mlir/IR/Matchers.h"
 #include "mlir/Transforms/GreedyPatternRewriteDriver.h"
+
+#include <cmath>
 
 using namespace mlir;
 using namespace mlir::moe;
@@ -89,9 +93,25 @@ struct WidenFunction : RewritePattern {
   }
 };
 
-/// e^x = 2^(hi + lo) with hi + lo = x log2 e to twice the precision, so that
-/// the rounding of a large x log2 e costs nothing:
+/// A positive number to the power of x is 2^(hi + lo) with hi + lo = x log2
+/// base to twice the precision, so that the rounding of a large x log2 base
+/// costs nothing:
 ///   2^hi (1 + lo ln 2)
+Value buildPower(ThreadBuilder &b, Value x, double log2Base) {
+  constexpr double ln2 = 0.6931471805599453;
+  auto high = static_cast<float>(log2Base);
+  Value hi = b.mul(x, b.f32(high));
+  Value minusHi = arith::NegFOp::create(b, hi);
+  Value lo = b.fma(x, b.f32(high), minusHi);
+  lo = b.fma(x, b.f32(log2Base - high), lo);
+  Value power = math::Exp2Op::create(b, hi);
+  Value result = b.fma(power, b.mul(lo, b.f32(ln2)), power);
+  // Where hi is infinite lo is a NaN; the power is right.
+  Value isFinite = b.compare(arith::CmpFPredicate::OLT,
+                             math::AbsFOp::create(b, hi), b.f32(128.0));
+  return b.select(isFinite, result, power);
+}
+
 struct ExpandExp : OpRewritePattern<math::ExpOp> {
   using OpRewritePattern::OpRewritePattern;
   LogicalResult matchAndRewrite(math::ExpOp op,
@@ -99,19 +119,29 @@ struct ExpandExp : OpRewritePattern<math::ExpOp> {
     if (!op.getType().isF32())
       return rewriter.notifyMatchFailure(op, "expected f32");
     ThreadBuilder b(op.getLoc(), rewriter);
-    constexpr double log2e = 1.4426950408889634, ln2 = 0.6931471805599453;
-    constexpr float high = log2e;
-    Value x = op.getOperand();
-    Value hi = b.mul(x, b.f32(high));
-    Value minusHi = arith::NegFOp::create(b, hi);
-    Value lo = b.fma(x, b.f32(high), minusHi);
-    lo = b.fma(x, b.f32(log2e - high), lo);
-    Value power = math::Exp2Op::create(b, hi);
-    Value result = b.fma(power, b.mul(lo, b.f32(ln2)), power);
-    // Where hi is infinite lo is a NaN; the power is right.
-    Value isFinite = b.compare(arith::CmpFPredicate::OLT,
-                               math::AbsFOp::create(b, hi), b.f32(128.0));
-    rewriter.replaceOp(op, b.select(isFinite, result, power));
+    constexpr double log2e = 1.4426950408889634;
+    rewriter.replaceOp(op, buildPower(b, op.getOperand(), log2e));
+    return success();
+  }
+};
+
+/// Powers of a constant, such as the frequencies of rotary embeddings.
+struct ExpandPower : OpRewritePattern<math::PowFOp> {
+  using OpRewritePattern::OpRewritePattern;
+  LogicalResult matchAndRewrite(math::PowFOp op,
+                                PatternRewriter &rewriter) const override {
+    APFloat constant(0.0f);
+    if (!op.getType().isF32() ||
+        !matchPattern(op.getLhs(), m_ConstantFloat(&constant)))
+      return rewriter.notifyMatchFailure(op, "expected powers of an f32");
+    double base = constant.convertToFloat();
+    if (!constant.isFiniteNonZero() || base < 0)
+      return rewriter.notifyMatchFailure(op, "expected a positive number");
+    ThreadBuilder b(op.getLoc(), rewriter);
+    // Any power of 1 is 1, of NaN and infinity too.
+    rewriter.replaceOp(op, base == 1
+                               ? b.f32(1.0)
+                               : buildPower(b, op.getRhs(), std::log2(base)));
     return success();
   }
 };
@@ -154,7 +184,8 @@ LogicalResult mlir::moe::expandMathForThreads(Operation *kernel) {
   };
   for (const Instruction &instruction : instructions)
     patterns.add<ToInstruction>(context, instruction);
-  patterns.add<ExpandExp, ExpandRsqrt, WidenBF16, WidenFunction>(context);
+  patterns.add<ExpandExp, ExpandPower, ExpandRsqrt, WidenBF16, WidenFunction>(
+      context);
   populateMathF32ExpansionPatterns(patterns, isTranscendental);
   populateMathPolynomialApproximationPatterns(patterns, isTranscendental);
   GreedyRewriteConfig config;

@@ -170,7 +170,9 @@ static SmallVector<Operation *> getOpsOutsideOfBlocks(func::FuncOp function) {
     if (isa<scf::ForallOp>(op))
       return WalkResult::skip();
     bool isMoE = isa_and_nonnull<MoEDialect>(op->getDialect());
-    if (isMoE || isa<linalg::LinalgOp, memref::CopyOp>(op)) {
+    // Of a loop that no kernel stands for, all stores stay where they are.
+    bool isStore = isa<memref::StoreOp>(op) && op->getParentOp() == function;
+    if (isMoE || isStore || isa<linalg::LinalgOp, memref::CopyOp>(op)) {
       ops.push_back(op);
       return WalkResult::skip();
     }
@@ -220,6 +222,13 @@ private:
                [&](ThreadBuilder &b, Value, Workers workers) {
                  emitCopyForThreads(b, copy, workers);
                });
+    } else if (auto store = dyn_cast<memref::StoreOp>(op)) {
+      // A loop that ran once: of one token, say.
+      emitGrid(b, block, 1, [&](ThreadBuilder &b, Value, Workers workers) {
+        Value isFirst =
+            b.compare(arith::CmpIPredicate::eq, workers.thread, b.index(0));
+        b.ifThen(isFirst, [&] { b.clone(*store); });
+      });
     } else if (auto linalgOp = dyn_cast<linalg::LinalgOp>(op)) {
       if (!linalgOp.hasPureBufferSemantics())
         return;

@@ -162,6 +162,8 @@ struct Grid {
   SmallVector<AffineExpr> counts;
   /// For each dim of the loop, the grid dim it is mapped to.
   SmallVector<gpu::Dimension> dims;
+  /// For each dim of the loop, whether its count is one that is large enough.
+  SmallVector<bool> areBounds;
   /// The counts of the first dims if these and the next one share x.
   SmallVector<int64_t> folded;
 };
@@ -222,6 +224,11 @@ static FailureOr<Grid> getGrid(scf::ForallOp forall, func::FuncOp function) {
     AffineExpr first = getSizeExpr(lower, function);
     AffineExpr end = getSizeExpr(upper, function);
     AffineExpr stride = getSizeExpr(step, function);
+    // More blocks than it takes do nothing; those of a cluster need each other.
+    bool isBound = !end && !forall->hasAttr(kClusterBlocksAttrName);
+    if (isBound)
+      end = getSizeBound(upper, function);
+    grid.areBounds.push_back(isBound);
     if (!first || !end || !stride)
       return forall.emitError("expected bounds that follow from the sizes of "
                               "the function's buffers");
@@ -268,6 +275,26 @@ static LogicalResult rematerialise(OpBuilder &b, Value value,
   return success();
 }
 
+/// Has blocks at or behind the end of the loop do nothing, of a grid that is
+/// larger than it takes: what `b` builds next is for the others.
+static void skipBlocksBehindEnd(ImplicitLocOpBuilder &b, scf::ForallOp forall,
+                                const Grid &grid, const IRMapping &mapping) {
+  Value isInside;
+  for (auto [isBound, variable, upper] :
+       llvm::zip_equal(grid.areBounds, forall.getInductionVars(),
+                       forall.getMixedUpperBound())) {
+    if (!isBound)
+      continue;
+    Value is = arith::CmpIOp::create(b, arith::CmpIPredicate::slt,
+                                     mapping.lookup(variable),
+                                     mapping.lookup(cast<Value>(upper)));
+    isInside =
+        isInside ? arith::AndIOp::create(b, isInside, is).getResult() : is;
+  }
+  if (isInside)
+    b.setInsertionPointToStart(scf::IfOp::create(b, isInside).thenBlock());
+}
+
 static LogicalResult cloneBody(ImplicitLocOpBuilder &b, scf::ForallOp forall,
                                const Grid &grid, IRMapping &mapping,
                                const DenseSet<Value> &constants) {
@@ -294,6 +321,7 @@ static LogicalResult cloneBody(ImplicitLocOpBuilder &b, scf::ForallOp forall,
     mapping.map(variable,
                 getValueOrCreateConstantIndexOp(b, b.getLoc(), value));
   }
+  skipBlocksBehindEnd(b, forall, grid, mapping);
   for (Operation &op : forall.getBody()->without_terminator())
     b.clone(op, mapping);
   return success();
@@ -489,7 +517,7 @@ static void createLaunch(scf::ForallOp forall, gpu::GPUFuncOp kernel,
                             /*dynamicSharedMemorySize=*/Value(), operands);
 }
 
-FailureOr<gpu::GPUFuncOp>
+FailureOr<OutlinedKernel>
 mlir::moe::outlineKernel(scf::ForallOp forall, gpu::GPUModuleOp module,
                          StringRef name, BlockShape block,
                          const DenseSet<Value> &constants,
@@ -518,6 +546,8 @@ mlir::moe::outlineKernel(scf::ForallOp forall, gpu::GPUModuleOp module,
   mapArguments(b, function, kernel, mapping);
   if (failed(cloneBody(b, forall, *grid, mapping, constants)))
     return failure();
+  Block *body = b.getInsertionBlock();
+  b.setInsertionPointToEnd(&kernel.front());
   gpu::ReturnOp::create(b);
   if (failed(placeWorkgroupBuffers(kernel, block.sharedBytes)))
     return failure();
@@ -531,5 +561,5 @@ mlir::moe::outlineKernel(scf::ForallOp forall, gpu::GPUModuleOp module,
       b.getNamedAttr("module", b.getStringAttr(module.getName())),
       b.getNamedAttr("name", b.getStringAttr(name)),
   });
-  return kernel;
+  return OutlinedKernel{kernel, body};
 }

@@ -11,13 +11,20 @@
 
 namespace mlir::moe {
 
+/// A kernel, and the block of code that every block of its grid runs that has
+/// something to do.
+struct OutlinedKernel {
+  gpu::GPUFuncOp function;
+  Block *body;
+};
+
 /// Moves the body of `forall`, whose iterations are blocks, into a kernel
 /// `name` of `module`, and puts its launch in the loop's place. Buffers that
 /// the body allocates become workgroup memory. `launch` gets the entry of the
 /// `moe.kernels` attribute. `constants` are buffers that no kernel of the
 /// function writes. Emits an error and fails on a loop that no kernel
 /// can stand for.
-FailureOr<gpu::GPUFuncOp> outlineKernel(scf::ForallOp forall,
+FailureOr<OutlinedKernel> outlineKernel(scf::ForallOp forall,
                                         gpu::GPUModuleOp module, StringRef name,
                                         BlockShape block,
                                         const DenseSet<Value> &constants,

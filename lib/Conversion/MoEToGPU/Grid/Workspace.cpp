@@ -105,6 +105,83 @@ AffineExpr mlir::moe::getSizeExpr(OpFoldResult value, func::FuncOp function) {
   return map.getResult(0).replaceDimsAndSymbols(dims, symbols);
 }
 
+//===----------------------------------------------------------------------===//
+// Bounds of sizes
+//===----------------------------------------------------------------------===//
+
+/// Whether `value` is at least 0, as sizes are and what is made of them without
+/// differences.
+static bool isNonNegative(OpFoldResult value) {
+  if (std::optional<int64_t> constant = getConstantIntValue(value))
+    return *constant >= 0;
+  Operation *producer = cast<Value>(value).getDefiningOp();
+  auto areOperands = [&] {
+    return llvm::all_of(producer->getOperands(),
+                        [](Value operand) { return isNonNegative(operand); });
+  };
+  if (isa_and_nonnull<memref::DimOp>(producer))
+    return true;
+  if (isa_and_nonnull<arith::MaxSIOp>(producer))
+    return isNonNegative(producer->getOperand(0)) ||
+           isNonNegative(producer->getOperand(1));
+  return isa_and_nonnull<arith::MinSIOp, arith::MulIOp, arith::AddIOp>(
+             producer) &&
+         areOperands();
+}
+
+/// A bound of dim `position` of `buffer`, as getSizeBound.
+static AffineExpr getDimBound(Value buffer, int64_t position,
+                              func::FuncOp function) {
+  auto type = cast<MemRefType>(buffer.getType());
+  unsigned number = type.getDynamicDimIndex(position);
+  if (auto alloc = buffer.getDefiningOp<memref::AllocOp>())
+    return getSizeBound(alloc.getDynamicSizes()[number], function);
+  if (auto view = buffer.getDefiningOp<memref::SubViewOp>();
+      view && view.getSourceType().getRank() == type.getRank())
+    return getSizeBound(view.getMixedSizes()[position], function);
+  return {};
+}
+
+AffineExpr mlir::moe::getSizeBound(OpFoldResult value, func::FuncOp function) {
+  MLIRContext *context = function.getContext();
+  if (isNonNegative(value))
+    if (AffineExpr size = getSizeExpr(value, function))
+      return size;
+  if (std::optional<int64_t> constant = getConstantIntValue(value))
+    return getAffineConstantExpr(std::max<int64_t>(*constant, 0), context);
+  Operation *producer = cast<Value>(value).getDefiningOp();
+  if (auto dim = dyn_cast_or_null<memref::DimOp>(producer)) {
+    std::optional<int64_t> position = dim.getConstantIndex();
+    return position ? getDimBound(dim.getSource(), *position, function)
+                    : AffineExpr();
+  }
+  if (!isa_and_nonnull<arith::MulIOp, arith::AddIOp, arith::SubIOp,
+                       arith::MinSIOp, arith::MaxSIOp>(producer))
+    return {};
+  Value left = producer->getOperand(0), right = producer->getOperand(1);
+  AffineExpr lhs = getSizeBound(left, function),
+             rhs = getSizeBound(right, function);
+  if (isa<arith::SubIOp>(producer))
+    return isNonNegative(right) ? lhs : AffineExpr();
+  if (isa<arith::MinSIOp>(producer)) {
+    // Of two bounds a constant is the better one for a buffer of a few rows.
+    if (!lhs || !rhs)
+      return lhs ? lhs : rhs;
+    return isa<AffineConstantExpr>(rhs) ? rhs : lhs;
+  }
+  if (!lhs || !rhs)
+    return {};
+  // Both are at least 0, so that the sum is no less than either.
+  if (!isa<arith::MulIOp>(producer))
+    return lhs + rhs;
+  if (isNonNegative(left) && isNonNegative(right))
+    return lhs * rhs;
+  // A size that is taken off: at most nothing.
+  bool isNegated = (getConstantIntValue(left) && isNonNegative(right)) ||
+                   (getConstantIntValue(right) && isNonNegative(left));
+  return isNegated ? getAffineConstantExpr(0, context) : AffineExpr();
+}
+
 unsigned mlir::moe::getNumDynamicSizes(func::FuncOp function) {
   unsigned count = 0;
   for (Type type : function.getArgumentTypes())
@@ -117,14 +194,17 @@ unsigned mlir::moe::getNumDynamicSizes(func::FuncOp function) {
 // Buffers
 //===----------------------------------------------------------------------===//
 
-/// The bytes of `alloc` as an expression of the sizes, a multiple of the
-/// alignment; null if its sizes do not follow from the function's buffers.
+/// The bytes that `alloc` takes at most as an expression of the sizes, a
+/// multiple of the alignment; null if its sizes do not follow from the
+/// function's buffers.
 static AffineExpr getBytes(memref::AllocOp alloc, func::FuncOp function) {
   MemRefType type = alloc.getType();
   int64_t width = getElementBytes(type.getElementType());
   AffineExpr bytes = getAffineConstantExpr(width, function.getContext());
   for (OpFoldResult size : alloc.getMixedSizes()) {
     AffineExpr expr = getSizeExpr(size, function);
+    if (!expr)
+      expr = getSizeBound(size, function);
     if (!expr)
       return {};
     bytes = bytes * expr;

@@ -11,6 +11,11 @@ namespace mlir::moe {
 /// symbols in the order of the kernels' parameters; null if it is none.
 AffineExpr getSizeExpr(OpFoldResult value, func::FuncOp function);
 
+/// An expression of the dynamic sizes that is at least `value`, and at least 0;
+/// null if none is known. Of the minimum of a number and a size, say, which has
+/// no expression, that is the number.
+AffineExpr getSizeBound(OpFoldResult value, func::FuncOp function);
+
 /// How many dynamic sizes the buffers of `function` have, the workspace's among
 /// them.
 unsigned getNumDynamicSizes(func::FuncOp function);
