@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -63,6 +64,23 @@ def modes_that_see_ops(further: Callable[[], Any]) -> tuple[Callable[[], Any], .
         torch.autograd._profiler_enabled,
         is_seen_from_python,
     )
+
+
+def autocast_in_use() -> tuple[tuple[str, torch.dtype], ...]:
+    """The kinds of devices for which autocast is enabled, with its dtypes."""
+    if not is_any_autocast_enabled():
+        return ()
+    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
+                 if torch.is_autocast_enabled(kind))
+
+
+@contextlib.contextmanager
+def autocast_of(kinds: tuple[tuple[str, torch.dtype], ...], enabled: bool = True) -> Iterator[None]:
+    """Autocast as `autocast_in_use` says, or none of it."""
+    with contextlib.ExitStack() as stack:
+        for kind, dtype in kinds:
+            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+        yield
 
 
 def is_transformed() -> bool:
@@ -147,7 +165,7 @@ __all__ = [
     "FakeTensorMode", "HigherOrderOperator",
     "OpOverload", "OpOverloadPacket", "ScriptFunction", "TorchDispatchMode",
     "UnsupportedOperatorException", "active_ddp_module",
-    "autograd_implementation", "disable_current_modes", "enter_autocast", "exit_autocast", "grouped_mm",
+    "autocast_in_use", "autocast_of", "autograd_implementation", "disable_current_modes", "enter_autocast", "exit_autocast", "grouped_mm",
     "innermost_transform", "is_avx512_supported",
     "is_any_autocast_enabled", "is_composite", "is_functorch_wrapped_tensor", "is_in_backward",
     "is_traceable_wrapper_subclass", "is_transformed", "modes_that_see_ops", "pytree",

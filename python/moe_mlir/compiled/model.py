@@ -13,7 +13,7 @@ import torch
 
 from .._native import native
 from .._support.log import warn_user
-from .._torch.core import innermost_transform, pytree
+from .._torch.core import innermost_transform, is_any_autocast_enabled, pytree
 from .._transformers.names import given_cache, with_cache_name
 from .._transformers.static_cache import caches_of, flatten_caches, unfit_for_static_generate
 from ..compiler.chips import target_chips
@@ -145,7 +145,8 @@ class CompiledModel:
         self._signature = None if self.model is None else inspect.signature(self.model.forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found = self._run_guarded(args, kwargs)
+        autocast = is_any_autocast_enabled()
+        found = NotImplemented if autocast else self._run_guarded(args, kwargs)
         if found is not NotImplemented:
             program, outputs = found
             if program is not self._programs[0]:
@@ -159,7 +160,8 @@ class CompiledModel:
         given = [parts.cache for parts in caches_of(values)]
         caches = program.change_caches(given, call, results)
         outputs = program.outputs_of(results, caches)
-        program.remember(self._guarded, args, kwargs, values, call, results, outputs)
+        if not autocast:  # guarded calls do not look for it
+            program.remember(self._guarded, args, kwargs, values, call, results, outputs)
         return outputs
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:

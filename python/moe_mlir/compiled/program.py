@@ -9,6 +9,7 @@ import torch
 from .._native import native
 from .._torch.core import (
     FakeTensor,
+    autocast_in_use,
     is_functorch_wrapped_tensor,
     is_traceable_wrapper_subclass,
     pytree,
@@ -84,6 +85,8 @@ class CompiledProgram:
         # result -> the argument that it updates
         self.updated = {i: self._positions[r.kind, r.name]
                         for i, r in enumerate(module.program.results) if r.kind != "output"}
+        # A trace of a model has what autocast made of it.
+        self._autocast = None if module.model is None else autocast_in_use()
         self._prepare()
 
     def _prepare(self) -> None:
@@ -108,6 +111,10 @@ class CompiledProgram:
 
     def fit(self, values: dict) -> Call:
         """What a call with these named inputs runs with; raises CallMismatch."""
+        if self._autocast not in (None, now := autocast_in_use()):
+            raise CallMismatch(RuntimeError(
+                f"expected {_autocast_text(self._autocast)}, as when the model was traced, found "
+                f"{_autocast_text(now)}"), can_retrace=True)
         tensors = self._tensors(values)
         operands = [None] * len(self.module.program.arguments)
         self._read_weights(operands)
@@ -371,6 +378,11 @@ def _unmet_by_input(condition: str, argument: Any, tensor: Any) -> CallMismatch 
     else:
         return None
     return CallMismatch(type(problem)(f"input '{argument.name}': {problem}"))
+
+
+def _autocast_text(kinds) -> str:
+    return " and ".join(f"autocast to {str(dtype).removeprefix('torch.')} on {kind}"
+                        for kind, dtype in kinds) or "no autocast"
 
 
 def another_constant(name: str, old: object, new: object) -> ValueError:

@@ -12,7 +12,7 @@ import torch
 from torch.export.graph_signature import ConstantArgument, InputKind
 
 from .._support import files
-from .._torch.core import pytree, size_oblivious_export
+from .._torch.core import autocast_in_use, autocast_of, pytree, size_oblivious_export
 from .._transformers.cache_state import CacheTensors, Path, SizeText, is_cache
 from .._transformers.growing_cache import contents_of, learn, open_dims
 from .._transformers.static_cache import caches_of, flatten_caches
@@ -135,6 +135,8 @@ class Inputs(torch.nn.Module):
         super().__init__()
         self.wrapped_model = model
         self._leaves, self._spec = leaves, spec
+        # A trace sees an autocast that it enters, and not one around it.
+        self._autocast = autocast_in_use()
         self.seen = _Seen()
 
     @classmethod
@@ -156,7 +158,9 @@ class Inputs(torch.nn.Module):
         args, kwargs = pytree.tree_map(build, (args, kwargs),
                                        is_leaf=lambda x: isinstance(x, CacheTensors))
         buffers, shapes = AssignedBuffers(self.wrapped_model), [x.shape for x in tensors]
-        outputs = buffers.store(self.wrapped_model(*args, **kwargs))
+        with autocast_of(self._autocast):
+            outputs = self.wrapped_model(*args, **kwargs)
+        outputs = buffers.store(outputs)
         _require_shapes(tensors, shapes)
         outputs, own = self._without_caches(outputs, caches)
         found = [part.changes_of(cache) for part, cache in zip(parts, caches)]
@@ -313,7 +317,8 @@ def trace_example(
     # Sizes 0 and 1 are no special cases of the code that we write, so an
     # example with one token or one sequence still gives a dynamic dimension.
     oblivious = size_oblivious_export()
-    with oblivious, torch.no_grad(), hidden_gradients(), _routing_by(model, routing), \
+    outside = autocast_of(autocast_in_use(), enabled=False)
+    with oblivious, torch.no_grad(), outside, hidden_gradients(), _routing_by(model, routing), \
             loops_as_ops(model), substitutions_as_ops(model), casts_without_effect(), explained():
         program = (finish or decompose)(_trace_open(inputs, tensors, example.dims))
     seen = inputs.seen

@@ -24,6 +24,8 @@ _UNKNOWN_OUTPUT = re.compile(r"Found <class '([^']+)'> in output, which is not a
 _CAST_LAYER = "_apply(): Couldn't swap"
 # Of tensors that a trace makes where the model takes the memory of one without its history.
 _WRITE_OF_DATA = "fake tensor in the exported program constant's list"
+# Of resize_.
+_RESIZED = "tried to directly modify sizes"
 # Of a function in C++ that needs numbers.
 _NO_OPEN_SIZES = "with symbolic sizes/strides"
 # What a trace has no tensors for, and what to do.
@@ -68,6 +70,9 @@ def explained():
             raise TraceFailed(
                 "expected writes that a trace can see, found a use of '.data'; write in place, such as "
                 "by x.mul_(2), under torch.no_grad()") from None
+        if _RESIZED in str(error):
+            raise TraceFailed(f"{_users_line(error)}: expected tensors that keep their shape, found resize_; "
+                              "make a new tensor") from None
         if _NO_OPEN_SIZES in str(error):
             raise TraceFailed(_describe(error)) from None
         found = _UNKNOWN_OUTPUT.search(str(error))
@@ -80,6 +85,10 @@ def explained():
 
 def require_weights_in_memory(model, args, kwargs=None) -> None:
     """Refuses weights without memory, such as those that accelerate offloads, beside real inputs."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if torch.nn.parameter.is_lazy(tensor):
+            raise TraceFailed(f"expected weights with shapes, found '{name}' of a lazy module, which has none yet; "
+                              "call the model once before")
     inputs = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     if all(x.is_meta for x in inputs):
         return

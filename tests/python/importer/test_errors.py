@@ -126,3 +126,10 @@ def test_an_input_that_gets_another_shape_is_told(call):
 def test_gradients_in_a_forward_are_told():
     message = _refusal(torch.func.grad(lambda x: (x**2).sum()), torch.ones(3, 4))
     assert message.startswith("expected a forward without gradients of its own, found one that calls torch.func.grad")
+
+
+def test_tensors_and_weights_without_a_shape_are_told():
+    assert "expected tensors that keep their shape, found resize_" in _refusal(
+        lambda x: x.resize_(12) * 1, torch.ones(3, 4))
+    with pytest.raises(TraceFailed, match="expected weights with shapes, found 'weight' of a lazy module"):
+        moe_mlir.compile(torch.nn.LazyLinear(4), (torch.ones(3, 4),))
