@@ -320,7 +320,7 @@ def trace_example(
     outside = autocast_of(autocast_in_use(), enabled=False)
     with oblivious, torch.no_grad(), outside, hidden_gradients(), _routing_by(model, routing), \
             loops_as_ops(model), substitutions_as_ops(model), casts_without_effect(), explained():
-        program = (finish or decompose)(_trace_open(inputs, tensors, example.dims))
+        program = _trace_open(inputs, tensors, example.dims, finish or decompose)
     seen = inputs.seen
     return Traced(program, seen.returned_caches,
                   [_with_texts(changes) for changes in seen.cache_changes], seen.cache_results)
@@ -367,8 +367,8 @@ def _trace(inputs, tensors, dims):
 _WANTS_NUMBERS = ("must match the size of tensor", "must be bool, not SymBool")
 
 
-def _trace_open(inputs, tensors, dims):
-    """The program with as many dims open as it can have.
+def _trace_open(inputs, tensors, dims, finish):
+    """The finished program with as many dims open as it can have.
 
     Open sizes of 0 are more than torch can do: it divides by them, or asks whether two are equal.
     """
@@ -379,7 +379,7 @@ def _trace_open(inputs, tensors, dims):
         choices += [closed, None] if closed != dims else [None]
     for choice in choices:
         try:
-            return _trace_with_open_ones(inputs, tensors, choice)
+            return finish(_trace_with_open_ones(inputs, tensors, choice))
         except Exception as error:
             if choice is choices[-1]:
                 raise

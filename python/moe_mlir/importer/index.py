@@ -145,6 +145,8 @@ def _gather(context, node, arguments):
 @imports(aten.index_select.default, unsigned=True)
 def _index_select(context, node, arguments):
     builder, shape = context.builder, context.shape(node)
+    if not shape:
+        raise Unsupported("a number, of which an index of an open size takes elements; use x.expand")
     source, index = context.value(arguments.self), context.operand(arguments.index)
     dim = arguments.dim % len(shape)
     index = in_range(context, node, "index", index, source.shape[dim])
