@@ -263,7 +263,7 @@ class Context:
         except Unsupported as problem:
             self._report(node, _name_problem(node, str(problem)))
         except UnknownSymbol as symbol:
-            self._report(node, f"{node.target}: the size {symbol} depends on data")
+            self._report(node, f"{node.target}: {_unknown(str(symbol))}")
         except (ArithmeticError, AssertionError, AttributeError, LookupError) as error:
             # A fault of ours in one call: the user learns which, the log has the rest.
             logger("compile").debug("cannot import %s", node.format_node(), exc_info=True)
@@ -310,6 +310,14 @@ class Context:
         if self._problems:
             raise ImportFailed([(what, count, self._places[what])
                                 for what, count in sorted(self._problems.items())])
+
+
+def _unknown(symbol: str) -> str:
+    """What is said of a size, or of a float number that torch computes from sizes or takes from a tensor."""
+    if symbol[0] in "us":
+        return f"the size {symbol} depends on data"
+    return (f"the number {symbol} is taken from a tensor or divides sizes, which depends on data; keep it a "
+            "tensor, such as s in place of s.item()")
 
 
 def _name_problem(node, reason: str) -> str:

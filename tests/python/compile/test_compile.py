@@ -86,3 +86,23 @@ def test_the_demo_model_equals_eager(method, dynamic):
             expected = model(tokens)
         torch.testing.assert_close(compiled(tokens), expected, rtol=1e-5, atol=1e-5)
     assert all(b.moe.router.impl == "torch" for b in model.blocks), "export leaves the model as it was"
+
+
+def test_results_are_contiguous_tensors_of_their_own():
+    """As docs/Limits.md says; eager returns its input, views of one tensor, and one tensor twice."""
+    class Shared(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("kept", torch.ones(3))
+
+        def forward(self, x):
+            y = x + 1
+            return x, y, y, y.t(), y[:, 1:], self.kept
+
+    model, x = Shared(), torch.randn(2, 3)
+    compiled = moe_mlir.compile(model, (x,))
+    for _ in range(2):
+        results = compiled(x)
+        torch.testing.assert_close(results, model(x))
+        memories = {t.untyped_storage().data_ptr() for t in (*results, x, model.kept)}
+        assert len(memories) == 8 and all(t.is_contiguous() for t in results)

@@ -133,3 +133,8 @@ def test_tensors_and_weights_without_a_shape_are_told():
         lambda x: x.resize_(12) * 1, torch.ones(3, 4))
     with pytest.raises(TraceFailed, match="expected weights with shapes, found 'weight' of a lazy module"):
         moe_mlir.compile(torch.nn.LazyLinear(4), (torch.ones(3, 4),))
+
+
+def test_a_number_of_a_tensor_is_told():
+    message = _refusal(lambda x: x * x[0, 0].item(), torch.ones(3, 4))
+    assert "is taken from a tensor or divides sizes" in message and "keep it a tensor" in message
