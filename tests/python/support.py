@@ -1,11 +1,19 @@
 """The installed tools, routers whose results torch.export can return, changed artifacts."""
 
+import atexit
+import functools
 import hashlib
 import json
 import multiprocessing
+import os
+import shutil
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
+import costs
+import python_client
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -13,11 +21,68 @@ import moe_mlir
 
 PACKAGE = Path(moe_mlir.__file__).absolute().parent
 BUILD = PACKAGE.parents[1]
+# What processes of tests import, in about four seconds of CPU.
+_PRELOADED = ("torch._dynamo", "torch.export", "torch.distributed.fsdp",
+              "transformers.models.mixtral.modeling_mixtral", "transformers.generation.utils",
+              "moe_mlir.nn", "moe_mlir.frontends.export", "moe_mlir_bench.models")
+_ENVIRONMENT = dict(os.environ)  # of the whole run, whatever a test sets
 
 
-def run_tool(name, *arguments, cwd=None):
-    return subprocess.run([BUILD / "bin" / name, *map(str, arguments)], capture_output=True,
-                          text=True, cwd=cwd, timeout=120)
+@functools.cache
+def forked_python() -> Path:
+    """A `python3` whose processes are forks of one that has torch loaded: `python_server.py`.
+
+    Beside it are a `python`, and a `moe-compile`, which takes the python3 of its own folder.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="moe-python-"))
+    with open(folder / "errors", "w") as errors:
+        server = subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("python_server.py"), folder, *_PRELOADED], text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=folder, env=_ENVIRONMENT)
+    atexit.register(server.communicate)  # it ends when its stdin is closed
+    if server.stdout.readline() != "ready\n":
+        raise RuntimeError(f"expected a server of Python processes: {(folder / 'errors').read_text()}")
+    costs.count_server(server.pid)
+    shutil.copy2(BUILD / "bin" / "moe-compile", folder)
+    return folder / "python3"
+
+
+def _require_same_start(environment) -> None:
+    """An interpreter would take the fork's place."""
+    given = os.environ if environment is None else environment
+    differs = python_client.changed_at_start(given, _ENVIRONMENT)
+    assert not differs, f"expected fresh=True, as these are read at the start: {differs}"
+
+
+def run_python(*arguments, fresh=False, env=None, **options):
+    """`python ARGUMENTS` in a process of its own: what it printed, and how it ended.
+
+    It has torch, transformers and moe_mlir loaded, which takes seconds, unless it is `fresh`: for
+    tests of what an import does, of the package that is found, and of variables that are read at
+    the start.
+    """
+    if not fresh:
+        _require_same_start(env)
+    options = {"capture_output": True, "text": True, **options}
+    return subprocess.run([sys.executable if fresh else forked_python(), *map(str, arguments)],
+                          env=env, **options)
+
+
+def tool_of(name, *arguments, fresh=False) -> Path:
+    """The build tree's tool. The Python in which moe-compile reads a torch program is a fork, as in
+    `run_python`, unless it is `fresh`."""
+    tool = BUILD / "bin" / name
+    if fresh or name != "moe-compile" or not any(str(a).endswith(".pt2") for a in arguments):
+        return tool
+    return forked_python().with_name(name)
+
+
+def run_tool(name, *arguments, fresh=False, **options):
+    tool = tool_of(name, *arguments, fresh=fresh)
+    if tool.parent != BUILD / "bin":
+        _require_same_start(options.get("env"))
+    options = {"capture_output": True, "text": True, "timeout": 120, **options}
+    return subprocess.run([tool, *map(str, arguments)], **options)
 
 
 def run_ranks(work, arguments, ranks):

@@ -18,6 +18,7 @@ import sys
 
 import pytest
 import torch
+from support import forked_python
 
 import moe_mlir
 from moe_mlir import nn
@@ -106,9 +107,13 @@ class Walk:
 
     def __init__(self, page, folder):
         self.page, self.folder, self.printed = page, folder, ""
-        path = [BUILD / "bin", pathlib.Path(sys.executable).parent, os.environ["PATH"]]
+        # Forks: `python`, and what moe-compile reads torch programs with.
+        path = [forked_python().parent, BUILD / "bin", pathlib.Path(sys.executable).parent,
+                os.environ["PATH"]]
         # What utils/version_runs.py puts in front stays there.
-        paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(BUILD / "python")]
+        paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        if str(BUILD / "python") not in paths:
+            paths.append(str(BUILD / "python"))
         self.environment = dict(os.environ, PATH=os.pathsep.join(map(str, path)),
                                 PYTHONPATH=os.pathsep.join(paths), OMP_NUM_THREADS="1")
 

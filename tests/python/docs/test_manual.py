@@ -6,12 +6,11 @@ import html.parser
 import inspect
 import os
 import re
-import subprocess
-import sys
 import urllib.parse
 from pathlib import Path
 
 import pytest
+from support import run_python
 
 import moe_mlir
 from moe_mlir import distributed, hf, metrics, nn, plots, reference, sim
@@ -37,10 +36,8 @@ def manual(tmp_path_factory):
 
 
 def build(pages, doctrees):
-    done = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html",
-         "-d", doctrees, ROOT / "docs", pages],
-        capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=str(BUILD)))
+    done = run_python("-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-d", doctrees,
+                      ROOT / "docs", pages)
     assert done.returncode == 0, done.stderr
 
 

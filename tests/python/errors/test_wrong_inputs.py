@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import rewrite_manifest
+from support import BUILD, rewrite_manifest, run_python, run_tool
 
 import moe_mlir
 from moe_mlir import artifact, distributed, nn, sim
@@ -28,7 +27,6 @@ from moe_mlir._native import native
 from moe_mlir.compiler import cache, jit
 
 ROOT = Path(__file__).resolve().parents[3]
-BUILD = Path(moe_mlir.__file__).absolute().parents[2]
 THIS = os.path.basename(__file__)
 ROUTER = ROOT / "examples" / "deploy" / "router.mlir"
 
@@ -73,8 +71,7 @@ def warning_of(call, *args):
 
 
 def tool(name, *arguments, status=1, environment=None):
-    done = subprocess.run([BUILD / "bin" / name, *map(str, arguments)], capture_output=True,
-                          text=True, timeout=120, env={**os.environ, **(environment or {})})
+    done = run_tool(name, *arguments, env={**os.environ, **(environment or {})})
     assert done.returncode == status, done
     return done.stderr
 
@@ -529,9 +526,8 @@ def a_gpu_with_an_old_driver(folder):
     subprocess.run([compiler, "-shared", "-fPIC", folder / "driver.c", "-o",
                     folder / "libcuda.so.1"], check=True)
     code = "from moe_mlir.gpu import cuda\ntry: cuda.Runtime('cuda')\nexcept cuda.GpuError as e: print(e)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                          env={**os.environ, "LD_LIBRARY_PATH": str(folder),
-                               "PYTHONPATH": str(BUILD / "python")})
+    done = run_python("-c", code, fresh=True, env={
+        **os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(BUILD / "python")})
     return done.stdout + done.stderr
 
 
@@ -591,9 +587,7 @@ def a_variable_with_a_typing_error(folder):
 @case("expected", "moe-compile compiles any MLIR text")
 def a_reproducer_that_is_none(folder):
     (folder / "in.mlir").write_text("module {}")
-    done = subprocess.run([sys.executable, "-m", "moe_mlir.compiler.crash_report", folder / "in.mlir"],
-                          capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(BUILD / "python")})
+    done = run_python("-m", "moe_mlir.compiler.crash_report", folder / "in.mlir")
     assert done.returncode == 1
     return done.stderr
 

@@ -1,13 +1,12 @@
 """examples.reproduce: the quick run, and the words that it finds for differences."""
 
-import os
 import pathlib
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from support import run_python
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
@@ -18,8 +17,7 @@ from examples.reproduce.model import LanguageModel, Sizes  # noqa: E402
 
 
 def reproduce(*args):
-    command = [sys.executable, "-m", "examples.reproduce", *map(str, args)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ)
+    return run_python("-m", "examples.reproduce", *args, cwd=ROOT)
 
 
 def test_the_quick_run_trains_every_method_and_draws(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from seeds import run_seed
-from support import BUILD
+from support import BUILD, run_python
 
 FUZZ = Path(__file__).resolve().parents[3] / "utils/fuzz"
 sys.path.insert(0, str(FUZZ))
@@ -18,9 +18,9 @@ import modules  # noqa: E402
 
 
 def fuzz(tmp_path, *arguments):
-    return subprocess.run(
-        [sys.executable, FUZZ, *map(str, arguments), "--build", BUILD, "--compiler", BUILD,
-         "--out", tmp_path], capture_output=True, text=True, timeout=600)
+    # Most targets need no torch.
+    return run_python(FUZZ, *arguments, "--build", BUILD, "--compiler", BUILD, "--out", tmp_path,
+                      fresh=True, timeout=600)
 
 
 @pytest.mark.parametrize("target, runs", [
@@ -34,9 +34,7 @@ def test_changed_inputs_are_refused_with_a_reason(tmp_path, target, runs):
 
 def run_program(script, *arguments):
     """What a program of random examples prints; in a process of its own, which a signal ends."""
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name(script), *map(str, arguments)],
-        capture_output=True, text=True, timeout=7200)
+    done = run_python(Path(__file__).with_name(script), *arguments, timeout=7200)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 

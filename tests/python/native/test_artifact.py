@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 from conftest import AFFINE
-from support import rewrite_manifest, run_tool
+from support import rewrite_manifest, run_tool, tool_of
 
 from moe_mlir import artifact
 from moe_mlir._native import native
@@ -32,8 +32,9 @@ def moe_compile():
     if not os.access(path, os.X_OK):
         pytest.skip("moe-compile is not in PATH and not in the build tree")
 
-    def run(source, output, *options, check=True, source_file="-"):
-        result = subprocess.run([path, source_file, "-o", output, *options], input=source, text=True,
+    def run(source, output, *options, check=True, source_file="-", fresh=False):
+        tool = tool_of("moe-compile", source_file, fresh=fresh) if source_file != "-" else path
+        result = subprocess.run([tool, source_file, "-o", output, *options], input=source, text=True,
                                 capture_output=True, timeout=120)
         assert not check or result.returncode == 0, result.stderr
         return result
@@ -274,7 +275,7 @@ def test_modules_in_the_working_folder_are_not_imported(moe_compile, tmp_path, m
     for name in ("torch", "zipfile", "moe_mlir"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the working folder ran')")
     monkeypatch.chdir(tmp_path)
-    moe_compile("", tmp_path / "out", source_file=tmp_path / "linear.pt2")
+    moe_compile("", tmp_path / "out", source_file=tmp_path / "linear.pt2", fresh=True)
 
 
 def test_a_pipe_instead_of_a_file_is_refused(folder):

@@ -5,12 +5,12 @@ import os
 import pathlib
 import struct
 import subprocess
-import sys
 from unittest import mock
 
 import cpu_level_ops
 import cpus
 import pytest
+from support import run_python
 
 QUICK = "skylake-avx512"
 RUN = ("x86-64", "x86-64-v2", "x86-64-v3", "skylake-avx512", "icelake-server", "native")
@@ -41,10 +41,7 @@ def environment(cpu, store):
 def test_every_op_gradient_and_type_is_right(cpu, shared_cache):
     if cpu not in cpus.runnable():
         pytest.skip(f"this machine does not run code for {cpu}")
-    result = subprocess.run(
-        [sys.executable, cpu_level_ops.__file__],
-        env=environment(cpu, shared_cache), capture_output=True, text=True,
-        timeout=1200)  # fmt: skip
+    result = run_python(cpu_level_ops.__file__, env=environment(cpu, shared_cache), timeout=1200)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -65,11 +62,9 @@ def test_packing_products_and_experts(cpu, file, shared_cache):
     if cpu not in cpus.runnable():
         pytest.skip(f"this machine does not run code for {cpu}")
     folder = pathlib.Path(__file__).parents[1]
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k",
-         " ".join(WIDTH_SELECTION.split()), folder / file],
-        env=environment(cpu, shared_cache), capture_output=True, text=True,
-        timeout=600)  # fmt: skip
+    result = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k",
+                        " ".join(WIDTH_SELECTION.split()), folder / file,
+                        env=environment(cpu, shared_cache), timeout=600)
     assert result.returncode == 0 and " passed" in result.stdout, result.stdout + result.stderr
 
 

@@ -1,11 +1,10 @@
 """Every kind of vectors that kernels are compiled for, forced by MOE_MLIR_CPU."""
 
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from support import run_python
 
 from moe_mlir._native import native
 
@@ -64,13 +63,8 @@ near(moe_mlir.adjacency_gate(w[:, :9].softmax(-1), a),
 
 
 def run(cpu, code=SCRIPT, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**os.environ, "MOE_MLIR_CPU": cpu, **environment},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    return run_python("-c", textwrap.dedent(code), timeout=400,
+                      env={**os.environ, "MOE_MLIR_CPU": cpu, **environment})
 
 
 def missing_features(cpu):

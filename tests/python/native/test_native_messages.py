@@ -4,14 +4,13 @@ import io
 import logging
 import os
 import re
-import subprocess
 import sys
 import threading
 import time
 
 import pytest
 from conftest import AFFINE
-from support import BUILD
+from support import BUILD, run_python
 
 from moe_mlir._support import environment, log
 from moe_mlir._support.progress import Clock
@@ -42,10 +41,10 @@ def private_reproducers(tmp_path, monkeypatch):
 
 
 def python(code, **environment):
-    """stdout and stderr of another process."""
+    """stdout and stderr of another process, which sets up its logs and random numbers itself."""
     path = os.pathsep.join(p for p in sys.path if p)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": path, **environment}, timeout=120)
+    done = run_python("-c", code, fresh=True, timeout=120,
+                      env={**os.environ, "PYTHONPATH": path, **environment})
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 
@@ -172,8 +171,7 @@ def test_a_failed_compilation_names_the_command_that_repeats_it(moe):
     command = f"moe reproduce {error.reproducer}"
     assert command in str(error) and error.diagnostics
     assert error.reproducer.stat().st_mode & 0o777 in (0o644, 0o600)
-    done = subprocess.run([BUILD / "bin" / "moe", *command.split()[1:]], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+    done = run_python(BUILD / "bin" / "moe", *command.split()[1:])
     assert done.returncode == 1
     assert error.diagnostics[0].partition("error: ")[2] in done.stderr
 

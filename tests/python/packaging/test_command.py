@@ -8,14 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import BUILD, run_python
 
-import moe_mlir
 import moe_mlir_command
 from moe_mlir._support import command_line
 from moe_mlir_command import COMMANDS, GROUPS
 
 ROOT = Path(__file__).resolve().parents[3]
-BUILD = Path(moe_mlir.__file__).absolute().parents[2]
 ROUTER = ROOT / "examples" / "deploy" / "router.mlir"
 TOOLS = sorted(name for name, command in COMMANDS.items() if command.tool)
 MODULES = sorted(name for name, command in COMMANDS.items() if command.module)
@@ -43,8 +42,7 @@ def cache_of_its_own(monkeypatch, tmp_path):
 
 def moe(*arguments, **options):
     """In a process of its own: tools take its place."""
-    return subprocess.run([BUILD / "bin" / "moe", *map(str, arguments)], capture_output=True,
-                          text=True, timeout=300, **options)
+    return run_python(BUILD / "bin" / "moe", *arguments, timeout=300, **options)
 
 
 def run(capsys, *arguments):

@@ -5,12 +5,12 @@ Some name modules of moe_mlir_bench, which an environment need not have.
 
 import importlib
 import os
-import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import pytest
+from support import run_python
 
 import moe_mlir
 from moe_mlir._deprecated_names import MOVED, SPLIT_OFF, new_name
@@ -69,8 +69,7 @@ def test_only_old_names_of_modules_are_found():
     ("gpu_check", "moe gpu-check"), ("models", "moe models"),
     ("models.scale", "python -m moe_mlir_bench.models.scale")])
 def test_old_commands_run(old, usage):
-    done = subprocess.run([sys.executable, "-m", f"moe_mlir.{old}", "--help"],
-                          capture_output=True, text=True)
+    done = run_python("-m", f"moe_mlir.{old}", "--help")
     assert done.returncode == 0 and "Deprecat" not in done.stderr, done.stderr
     assert f"usage: {usage}" in done.stdout
 
@@ -87,7 +86,7 @@ import moe_mlir_bench.bench.cases.selection as selection
 print(FAMILIES is models.FAMILIES, moe_mlir.models.families is models.families,
       topk_renorm is selection.topk_renorm, bench.__name__)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_python("-c", code)
     assert done.stdout.split() == ["True", "True", "True", "moe_mlir_bench.bench"], done.stderr
 
 
@@ -100,8 +99,7 @@ def test_a_missing_package_is_named_with_its_installation(code, tmp_path):
     """In a folder with links to the compiler's package alone."""
     for name in ("moe_mlir", "moe_mlir_command.py", "moe_mlir_tools.py"):
         (tmp_path / name).symlink_to(PYTHON / name)
-    done = subprocess.run([sys.executable, "-c", f"import runpy, sys\n{code}"], cwd=tmp_path,
-                          capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    done = run_python("-c", f"import runpy, sys\n{code}", fresh=True, cwd=tmp_path,
+                      env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert done.returncode != 0 and "`pip install moe-mlir-bench`" in done.stderr, done.stderr
     assert "expected " in done.stderr and "moe_mlir_bench" in done.stderr

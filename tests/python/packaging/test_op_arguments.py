@@ -2,11 +2,10 @@
 
 import json
 import re
-import subprocess
 
 import pytest
 import torch
-from support import BUILD
+from support import BUILD, run_python
 
 import moe_mlir
 import moe_mlir_command
@@ -70,8 +69,7 @@ def explain(capsys):
 
 
 def test_the_command():
-    done = subprocess.run([BUILD / "bin" / "moe", "explain", "--op", "similarity_inform"],
-                          capture_output=True, text=True)
+    done = run_python(BUILD / "bin" / "moe", "explain", "--op", "similarity_inform")
     assert done.returncode == 0, done.stderr
     assert "-> moe.similarity_inform (include/MoE/Dialect/MoE/IR/MoEMixingOps.td:" in done.stdout
     assert re.search(r"\ncausal\n  moe.similarity_inform: visibility\n    read at lib/", done.stdout)

@@ -5,9 +5,9 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 
 import pytest
+from support import run_python
 
 ROOT = pathlib.Path(__file__).parents[3]
 PARSERS = {"run": ["-m", "moe_mlir_bench.demo"], "bench": ["-m", "moe_mlir_bench.bench"],
@@ -20,9 +20,7 @@ def _options(text):
 
 @functools.cache
 def _parsed_options(script):
-    shown = subprocess.run([sys.executable, *PARSERS[script], "--help"], capture_output=True,
-                           text=True, check=True)
-    return _options(shown.stdout)
+    return _options(run_python(*PARSERS[script], "--help", check=True).stdout)
 
 
 @pytest.mark.parametrize("script", PARSERS)

@@ -6,11 +6,9 @@ import subprocess
 import sys
 
 import pytest
-
-import moe_mlir
+from support import BUILD, forked_python
 
 ROOT = pathlib.Path(__file__).parents[3]
-BUILD = pathlib.Path(moe_mlir.__file__).absolute().parents[2]
 PACKAGES = ("torch", "transformers", "vllm")
 
 
@@ -29,16 +27,17 @@ def test_the_tests_exist(package, monkeypatch):
         assert (ROOT / "tests" / "python" / test.partition("::")[0]).is_file(), test
 
 
-# The two that the suite's own interpreter has.
+# The two that the suite's own interpreter has: a fork of it takes its place.
 @pytest.mark.parametrize("package", PACKAGES[:2])
 def test_the_code_says_whether_all_versions_passed(package, tmp_path):
     passing, failing = tmp_path / "test_passing.py", tmp_path / "test_failing.py"
     passing.write_text("def test_it():\n    pass\n")
     failing.write_text("def test_it():\n    raise ValueError\n")
-    done = check(package, BUILD, sys.executable, "--", passing)
+    python = forked_python()
+    done = check(package, BUILD, python, "--", passing)
     assert done.returncode == 0 and "1 versions passed, 0 failed" in done.stdout, done.stderr
-    done = check(package, BUILD, sys.executable, "--", failing)
-    assert done.returncode == 1 and f"0 versions passed, 1 failed\n  {sys.executable}" in done.stdout
+    done = check(package, BUILD, python, "--", failing)
+    assert done.returncode == 1 and f"0 versions passed, 1 failed\n  {python}" in done.stdout
 
 
 def test_what_cannot_be_installed_is_a_failure_and_leaves_nothing(tmp_path):
