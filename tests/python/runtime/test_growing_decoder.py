@@ -45,27 +45,22 @@ def eager_logits(model, calls):
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """folder -> its model and the artifact, saved at the first use."""
-    made = {}
-
-    def save(folder):
-        if folder not in made:
-            model = build(folder)
-            path = tmp_path_factory.mktemp("decoder") / "artifact"
-            moe_mlir.save_decoder(model, path, room=ROOM, later_prompts=False)
-            made[folder] = model, path
-        return made[folder]
-    return save
+def two(tmp_path_factory):
+    """A model, and the artifact for two of its sequences that go together."""
+    model = build("minimax")
+    path = tmp_path_factory.mktemp("decoder") / "two"
+    moe_mlir.save_decoder(model, path, room=4, sequences=2, later_prompts=False)
+    return model, path
 
 
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("folder", ["minimax", "inkling",
                                     pytest.param("deepseek_v4", marks=pytest.mark.long)])
 @pytest.mark.filterwarnings("ignore:.*saved with code for prompts of up to")
-def test_logits_are_eagers_in_python_and_cpp(saved, in_cpp, folder):  # noqa: F811
+def test_logits_are_eagers_in_python_and_cpp(tmp_path, in_cpp, folder):  # noqa: F811
     """A list of states that comes with the first tokens, windows, and compressed keys in a buffer."""
-    model, path = saved(folder)
+    model, path = build(folder), tmp_path / "artifact"
+    moe_mlir.save_decoder(model, path, room=ROOM, later_prompts=False)
     assert unfit_for_fixed_size(model) is not None
     decoder = moe_mlir.load(path).decoder
     every, texts = [], []
@@ -83,9 +78,8 @@ def test_logits_are_eagers_in_python_and_cpp(saved, in_cpp, folder):  # noqa: F8
     assert last.startswith(f"0 of {ROOM}, 0 of {ROOM}")
 
 
-@pytest.mark.filterwarnings("ignore:.*saved with code for prompts of up to")
-def test_what_an_artifact_says_of_tensors_that_calls_make(saved):
-    _, path = saved("minimax")
+def test_what_an_artifact_says_of_tensors_that_calls_make(two):
+    _, path = two
     described = json.loads((path / "decoder.json").read_text())
     assert all(0 in tensor["shape"] for tensor in described["state"])
     first, later = described["programs"][0], described["programs"][-1]
@@ -97,14 +91,13 @@ def test_what_an_artifact_says_of_tensors_that_calls_make(saved):
     assert argument["kind"] == "state" and shape[2] == f"(1 + {argument['shape'][2]})"
 
 
-def test_sequences_that_go_together(tmp_path, in_cpp):  # noqa: F811
-    model = tiny_models.build("minimax").requires_grad_(False)
-    moe_mlir.save_decoder(model, tmp_path / "two", room=4, sequences=2, later_prompts=False)
-    decoder = moe_mlir.load(tmp_path / "two").decoder
+def test_sequences_that_go_together(two, in_cpp):  # noqa: F811
+    model, path = two
+    decoder = moe_mlir.load(path).decoder
     calls = [ids(tokens, seed, sequences=2) for seed, tokens in enumerate((2, 1, 1))]
     found = [decoder(tokens) for tokens in calls]
     require_close(found, eager_logits(model, calls))
-    lines = in_cpp(tmp_path / "two", *calls)
+    lines = in_cpp(path, *calls)
     for line, logits in zip(lines, found, strict=False):
         assert torch.equal(numbers(line).view(2, -1), logits)
 
