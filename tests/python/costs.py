@@ -3,6 +3,7 @@
 Seconds of a clock would also count what other processes of a busy machine take.
 """
 
+import contextlib
 import os
 import resource
 from collections import Counter
@@ -14,16 +15,21 @@ _SERVERS: list[int] = []
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def count_server(pid: int) -> None:
-    """Counts a child that lives as long as this process, with its own children that have ended."""
+@contextlib.contextmanager
+def server(pid: int):
+    """Counts a child while it works for tests, with its own children that have ended."""
     _SERVERS.append(pid)
+    try:
+        yield
+    finally:
+        _SERVERS.remove(pid)
 
 
 def _of_server(pid: int) -> float:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0.0  # it has ended, and counts among the children
+        return 0.0  # it has been waited for, and counts among the children
     return sum(map(int, fields[11:15])) / _TICKS
 
 

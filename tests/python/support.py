@@ -1,6 +1,7 @@
 """The installed tools, routers whose results torch.export can return, changed artifacts."""
 
 import atexit
+import contextlib
 import functools
 import hashlib
 import json
@@ -28,23 +29,35 @@ _PRELOADED = ("torch._dynamo", "torch.export", "torch.distributed.fsdp",
 _ENVIRONMENT = dict(os.environ)  # of the whole run, whatever a test sets
 
 
-@functools.cache
-def forked_python() -> Path:
-    """A `python3` whose processes are forks of one that has torch loaded: `python_server.py`.
+@contextlib.contextmanager
+def serve_python(modules, environment):
+    """A `python3` whose processes are forks of one that has these loaded: `python_server.py`.
 
-    Beside it are a `python`, and a `moe-compile`, which takes the python3 of its own folder.
+    Beside it is a `python`.
     """
     folder = Path(tempfile.mkdtemp(prefix="moe-python-"))
     with open(folder / "errors", "w") as errors:
         server = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("python_server.py"), folder, *_PRELOADED], text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=folder, env=_ENVIRONMENT)
-    atexit.register(server.communicate)  # it ends when its stdin is closed
-    if server.stdout.readline() != "ready\n":
-        raise RuntimeError(f"expected a server of Python processes: {(folder / 'errors').read_text()}")
-    costs.count_server(server.pid)
-    shutil.copy2(BUILD / "bin" / "moe-compile", folder)
-    return folder / "python3"
+            [sys.executable, Path(__file__).with_name("python_server.py"), folder, *modules], text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=folder, env=environment)
+    with costs.server(server.pid):
+        try:
+            if server.stdout.readline() != "ready\n":
+                raise RuntimeError("expected a server of Python processes, found: "
+                                   + (folder / "errors").read_text())
+            yield folder / "python3"
+        finally:
+            server.communicate()  # it ends when its stdin is closed
+
+
+@functools.cache
+def forked_python() -> Path:
+    """The `python3` of `run_python`; beside it is a moe-compile, which takes that of its own folder."""
+    until_the_end = contextlib.ExitStack()
+    python = until_the_end.enter_context(serve_python(_PRELOADED, _ENVIRONMENT))
+    atexit.register(until_the_end.close)
+    shutil.copy2(BUILD / "bin" / "moe-compile", python.parent)
+    return python
 
 
 def _require_same_start(environment) -> None:

@@ -1,11 +1,11 @@
 """Products of matrices: right for any sizes, and the same bits whatever surrounds a row."""
 
 import itertools
-import subprocess
-import sys
+import os
 
 import pytest
 import torch
+from support import run_python
 
 from moe_mlir.compiler.jit import compile_cached
 from moe_mlir.ops._kernel import ELEMENT_TYPES
@@ -89,7 +89,7 @@ def test_infinite_and_missing_numbers_stay_in_their_rows_and_columns(dtype, k, l
 SCRIPT = """
 import sys, torch
 from moe_mlir.compiler.jit import compile_cached
-sys.path.insert(0, {folder!r})
+sys.path[:0] = [{folder!r}, {folder!r} + "/.."]
 import test_products as t
 torch.manual_seed(0)
 x, w = torch.randn(37, 300), torch.randn(1100, 300)
@@ -98,12 +98,11 @@ torch.save(y, {path!r})
 """
 
 
-def test_threads_share_columns_without_a_difference(tmp_path, monkeypatch):
+def test_threads_share_columns_without_a_difference(tmp_path):
     results = []
     for threads in (1, 2, 3):
         path = str(tmp_path / f"{threads}.pt")
-        monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
         code = SCRIPT.format(folder=str(__file__).rsplit("/", 1)[0], path=path)
-        subprocess.run([sys.executable, "-c", code], check=True)
+        run_python("-c", code, check=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
         results.append(torch.load(path))
     assert all(torch.equal(a, b) for a, b in itertools.pairwise(results))

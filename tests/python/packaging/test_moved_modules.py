@@ -5,12 +5,13 @@ Some name modules of moe_mlir_bench, which an environment need not have.
 
 import importlib
 import os
+import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import pytest
-from support import run_python
+from support import run_python, serve_python
 
 import moe_mlir
 from moe_mlir._deprecated_names import MOVED, SPLIT_OFF, new_name
@@ -90,16 +91,25 @@ print(FAMILIES is models.FAMILIES, moe_mlir.models.families is models.families,
     assert done.stdout.split() == ["True", "True", "True", "moe_mlir_bench.bench"], done.stderr
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """(python, environment) of a folder with links to the compiler's package alone."""
+    folder = tmp_path_factory.mktemp("alone")
+    for name in ("moe_mlir", "moe_mlir_command.py", "moe_mlir_tools.py"):
+        (folder / name).symlink_to(PYTHON / name)
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    with serve_python(["moe_mlir"], environment) as python:
+        yield python, environment
+
+
 @pytest.mark.parametrize("code", [
     "import moe_mlir.bench", "from moe_mlir import models", "import moe_mlir.models.families",
     "import moe_mlir; moe_mlir.demo", "runpy._run_module_as_main('moe_mlir.gpu_check')",
     "import moe_mlir_command; sys.exit(moe_mlir_command.main(['bench', '--list']))",
     "import moe_mlir_command; sys.exit(moe_mlir_command.main(['explain', 'Mixtral']))"])
-def test_a_missing_package_is_named_with_its_installation(code, tmp_path):
-    """In a folder with links to the compiler's package alone."""
-    for name in ("moe_mlir", "moe_mlir_command.py", "moe_mlir_tools.py"):
-        (tmp_path / name).symlink_to(PYTHON / name)
-    done = run_python("-c", f"import runpy, sys\n{code}", fresh=True, cwd=tmp_path,
-                      env={**os.environ, "PYTHONPATH": str(tmp_path)})
+def test_a_missing_package_is_named_with_its_installation(alone, code, tmp_path):
+    python, environment = alone
+    done = subprocess.run([python, "-c", f"import runpy, sys\n{code}"], cwd=tmp_path, env=environment,
+                          capture_output=True, text=True)
     assert done.returncode != 0 and "`pip install moe-mlir-bench`" in done.stderr, done.stderr
     assert "expected " in done.stderr and "moe_mlir_bench" in done.stderr
