@@ -319,9 +319,18 @@ class FunctionBuilder:
 
     # ---- the finished function ----------------------------------------------
 
+    def _as(self, value: Value, argument: Value) -> Value:
+        """The value in the type of an argument, which has its sizes; a trace may know more of them."""
+        if value.type == argument.type:
+            return value
+        name = self.op(f"tensor.cast {value.name} : {value.type} to {argument.type}")
+        return Value(name, argument.shape, argument.element)
+
     def finish(self, results: list[Value], private: bool = False,
                updates: Sequence[int | None] = ()) -> str:
         """The function's text; `updates` has the argument that each result updates."""
+        results = [r if argument is None else self._as(r, self.arguments[argument][0])
+                   for r, argument in zip(results, updates or [None] * len(results))]
         arguments = ",\n    ".join(f"{v}: index" if isinstance(v, str) else
                                   f"{v.name}: {v.type} {{moe.name = {string_literal(label or v.name)}}}"
                                   for v, label in self.arguments)

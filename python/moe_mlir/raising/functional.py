@@ -12,6 +12,9 @@ from .memory import makes_memory, shown, written
 aten = torch.ops.aten
 # Views of a part -> the operators that give a tensor with another part.
 _SCATTERS = {aten.slice.Tensor: aten.slice_scatter.default, aten.select.int: aten.select_scatter.default}
+# Views of all elements in another order of dims -> what undoes them.
+_OPPOSITES = {aten.view.default: aten.view.default, aten.transpose.int: aten.transpose.int,
+              aten.t.default: aten.t.default, aten.unsqueeze.default: aten.squeeze.dim}
 
 
 def make_functional(graph: Graph) -> dict[Node, Node] | None:
@@ -86,7 +89,7 @@ class _Memory:
         """The views by which the node shows a part of a memory, the last first."""
         parts = []
         while node not in self._whole:
-            if node.target not in _SCATTERS:
+            if node.target not in _SCATTERS and not _has_opposite(node):
                 return None
             parts.append(node)
             node = node.args[0]
@@ -107,13 +110,24 @@ class _Memory:
         return {memory: value for memory, value in latest.items() if memory.op == "placeholder"}
 
 
+def _has_opposite(view) -> bool:
+    """Whether another view of the whole undoes it; sizes of views are numbers, not nodes."""
+    return view.target in _OPPOSITES and (view.target is not aten.view.default or all(
+        isinstance(size, int) for size in view.args[0].meta["val"].shape))
+
+
 def _scatter(graph, value, parts) -> Node:
     """The whole of which a part has a new value."""
     for part in parts:
         whole = part.args[0]
         with graph.inserting_after(value):
-            value = graph.call_function(
-                _SCATTERS[part.target], (whole, value, *part.args[1:]), dict(part.kwargs))
+            if part.target in _SCATTERS:
+                value = graph.call_function(
+                    _SCATTERS[part.target], (whole, value, *part.args[1:]), dict(part.kwargs))
+            else:
+                args = (list(whole.meta["val"].shape),) if part.target is aten.view.default \
+                    else part.args[1:]
+                value = graph.call_function(_OPPOSITES[part.target], (value, *args))
         value.meta = {**part.meta, "val": whole.meta["val"]}
     return value
 
