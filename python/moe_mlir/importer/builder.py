@@ -319,8 +319,9 @@ class FunctionBuilder:
 
     # ---- the finished function ----------------------------------------------
 
-    def _as(self, value: Value, argument: Value) -> Value:
+    def _as(self, value: Value, argument: Value | str) -> Value:
         """The value in the type of an argument, which has its sizes; a trace may know more of them."""
+        assert not isinstance(argument, str)  # a size is not updated
         if value.type == argument.type:
             return value
         name = self.op(f"tensor.cast {value.name} : {value.type} to {argument.type}")
