@@ -164,8 +164,10 @@ def main(folder: Path, modules: list):
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker's to handle
     # Before the imports, which may set variables.
     (folder / "environment").write_bytes(marshal.dumps(dict(os.environ)))
+    # numpy's library of products starts threads when it is loaded, which a fork would not have.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     for name in modules:
-        with contextlib.suppress(ImportError):  # a fork misses it, too
+        with contextlib.suppress(Exception):  # a fork meets it, too
             importlib.import_module(name)
     sys.path.remove(str(Path(__file__).parent))
     if (threads := len(os.listdir("/proc/self/task"))) > 1:

@@ -7,12 +7,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import textwrap
 
 import numpy as np
 import pytest
 import torch
+from support import serve_python
 from test_cuda_dispatch import on_simulated_driver, registered, runtime  # noqa: F401
 from test_no_spills import modules
 from test_router import check as check_routes
@@ -258,7 +258,10 @@ NOTED(cuTensorMapEncodeTiled)
 
 @pytest.fixture(scope="module")
 def driver_calls(tmp_path_factory):
-    """Runs Python code with the stand-in as libcuda.so.1; returns the lines that it prints."""
+    """Runs Python code with the stand-in as libcuda.so.1; returns the lines that it prints.
+
+    In forks of a process that has loaded no driver yet.
+    """
     compiler = shutil.which("cc") or shutil.which("gcc")
     assert compiler, "expected the C compiler that built the package"
     folder = tmp_path_factory.mktemp("driver")
@@ -266,14 +269,16 @@ def driver_calls(tmp_path_factory):
     subprocess.run([compiler, "-w", "-shared", "-fPIC", "-o", folder / "libcuda.so.1",
                     folder / "driver.c"], check=True)
 
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+
     def run(code, **variables):
-        environment = {**os.environ, "LD_LIBRARY_PATH": str(folder), **variables}
-        done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment,
+        done = subprocess.run([python, "-c", textwrap.dedent(code)], env={**environment, **variables},
                               capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout.split("\n")[:-1]
 
-    return run
+    with serve_python(["moe_mlir.gpu.launch"], environment) as python:
+        yield run
 
 
 TWO_CALLS = """

@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from conftest import AFFINE
+from support import forked_python
 
 from moe_mlir.compiler import cache, jit
 
@@ -175,10 +176,10 @@ def test_environment(monkeypatch, tmp_path):
 
 
 WRITER = """
-import sys
+import os, sys
 from moe_mlir.compiler.cache import Cache
 store = Cache(sys.argv[1])
-print("ready", flush=True)
+print(os.getpid(), flush=True)
 for i in range(10**6):
     key = f"k{i % 7}"
     store.store(key, key.encode() * 5000)
@@ -188,19 +189,16 @@ for i in range(10**6):
 
 
 def test_killed_writers_leave_no_torn_entry(store):
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
     for _ in range(3):
-        writers = [subprocess.Popen([sys.executable, "-W", "error", "-c", WRITER,
-                                     str(store.folder)], env=environment,
+        writers = [subprocess.Popen([forked_python(), "-W", "error", "-c", WRITER, store.folder],
                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                    for _ in range(2)]
-        for writer in writers:
-            assert writer.stdout.readline().strip() == "ready", writer.stderr.read()
+        ids = [writer.stdout.readline().strip() for writer in writers]
         time.sleep(0.2)
-        for writer in writers:
-            assert writer.poll() is None, writer.stderr.read()
-            writer.send_signal(signal.SIGKILL)
-            writer.wait()
+        for writer, process in zip(writers, ids, strict=True):
+            assert process.isdecimal() and writer.poll() is None, writer.stderr.read()
+            os.kill(int(process), signal.SIGKILL)  # the fork itself, which has ended then
+            assert writer.wait() == -signal.SIGKILL
             writer.stdout.close()
             writer.stderr.close()
         assert store.verify() == []
