@@ -140,3 +140,15 @@ def test_a_server_ends_with_its_worker(tmp_path):
 def test_arguments_are_read_as_an_interpreter_does(arguments, expected):
     found = python_client.parse(arguments)
     assert (found and (found["kind"], found["what"], found["arguments"])) == expected
+
+
+def test_what_a_library_set_in_a_worker_is_no_matter(monkeypatch):
+    """Lightning and Inductor set these as they are imported, for the rest of the process."""
+    program = "import os, sys; print(sorted(os.environ.keys() & set(sys.argv[1:])), 'torch' in sys.modules)"
+    names = ["PYTORCH_NVML_BASED_CUDA_CHECK", "TRITON_DEFAULT_FP_FUSION", "MOE_MLIR_LOGS"]
+    for name in names[:2]:
+        monkeypatch.setenv(name, "1")
+    assert run_python("-c", program, *names).stdout.split("] ") == ["[", "True\n"]
+    assert run_python("-c", program, *names, env=dict(os.environ)).stdout.split("] ") == ["[", "True\n"]
+    monkeypatch.setenv("MOE_MLIR_LOGS", "compile")  # read at the start: an interpreter
+    assert run_python("-c", program, *names).stdout == "['MOE_MLIR_LOGS'] False\n"
