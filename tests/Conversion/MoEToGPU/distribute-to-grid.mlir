@@ -198,3 +198,16 @@ func.func @one_element(%value: f32, %place: index, %out: memref<4xf32>) {
   memref.store %value, %out[%place] : memref<4xf32>
   return
 }
+
+// -----
+
+// The sizes of a reshape are no work of a kernel.
+
+// CHECK-LABEL: func.func @sizes
+// CHECK-NOT:     scf.forall
+// CHECK:         return
+func.func @sizes(%size: index, %shape: memref<2xindex>) {
+  %c0 = arith.constant 0 : index
+  memref.store %size, %shape[%c0] : memref<2xindex>
+  return
+}

@@ -170,8 +170,11 @@ static SmallVector<Operation *> getOpsOutsideOfBlocks(func::FuncOp function) {
     if (isa<scf::ForallOp>(op))
       return WalkResult::skip();
     bool isMoE = isa_and_nonnull<MoEDialect>(op->getDialect());
-    // Of a loop that no kernel stands for, all stores stay where they are.
-    bool isStore = isa<memref::StoreOp>(op) && op->getParentOp() == function;
+    // Of a loop that no kernel stands for all stores stay where they are, and
+    // sizes are the shapes of reshapes.
+    auto store = dyn_cast<memref::StoreOp>(op);
+    bool isStore = store && op->getParentOp() == function &&
+                   !store.getMemRefType().getElementType().isIndex();
     if (isMoE || isStore || isa<linalg::LinalgOp, memref::CopyOp>(op)) {
       ops.push_back(op);
       return WalkResult::skip();
