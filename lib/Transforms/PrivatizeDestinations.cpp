@@ -106,10 +106,6 @@ static SmallVector<OpOperand *> getDestinations(OpResult result) {
     OpOperand *init = loop.getTiedLoopInit(result);
     return init ? SmallVector<OpOperand *>{init} : SmallVector<OpOperand *>();
   }
-  if (auto insert = dyn_cast<tensor::InsertSliceOp>(op))
-    return {&insert.getDestMutable()};
-  if (auto insert = dyn_cast<tensor::InsertOp>(op))
-    return {&insert.getDestMutable()};
   if (auto branches = dyn_cast<scf::IfOp>(op))
     return {&branches.thenYield()->getOpOperand(result.getResultNumber()),
             &branches.elseYield()->getOpOperand(result.getResultNumber())};
@@ -163,26 +159,34 @@ static BlockArgument getSlicedArgument(Value value) {
   return dyn_cast<BlockArgument>(value);
 }
 
-/// Gives what is stored memory of its own as soon as it starts from a value
-/// that is read after something was computed in its memory.
-static void startFromCopies(Value stored) {
+/// Visits the operands that `stored` starts from, the last op's first; `visit`
+/// says whether to go on to what such an operand starts from.
+static void walkStarts(Value stored, function_ref<bool(OpOperand &)> visit) {
   SmallVector<Value> worklist{stored};
   DenseSet<Value> seen{stored};
   while (!worklist.empty()) {
     auto value = dyn_cast<OpResult>(worklist.pop_back_val());
     if (!value)
       continue;
-    for (OpOperand *start : getDestinations(value)) {
-      // What lies in memory of the caller, or of a loop, may stay there.
-      if (start->get().getDefiningOp<tensor::EmptyOp>() ||
-          getSlicedArgument(start->get()))
-        continue;
-      if (isReadBehind(start->get(), start->getOwner()))
-        copyBefore(*start);
-      else if (seen.insert(start->get()).second)
+    for (OpOperand *start : getDestinations(value))
+      if (visit(*start) && seen.insert(start->get()).second)
         worklist.push_back(start->get());
-    }
   }
+}
+
+/// Gives what is stored memory of its own as soon as it starts from a value
+/// that is read after something was computed in its memory.
+static void startFromCopies(Value stored) {
+  walkStarts(stored, [](OpOperand &start) {
+    // What lies in memory of the caller, or of a loop, may stay there.
+    if (start.get().getDefiningOp<tensor::EmptyOp>() ||
+        getSlicedArgument(start.get()))
+      return false;
+    if (!isReadBehind(start.get(), start.getOwner()))
+      return true;
+    copyBefore(start);
+    return false;
+  });
 }
 
 /// Memory of its own for an operand whose value is a slice of what `loop`
@@ -210,23 +214,14 @@ static bool storesOnly(scf::ForallOp loop, BlockArgument shared, Value value) {
 /// What is stored in one destination of a loop is not computed in another one.
 static void keepToDestination(scf::ForallOp loop,
                               tensor::ParallelInsertSliceOp insert) {
-  SmallVector<Value> worklist{insert.getSource()};
-  DenseSet<Value> seen{insert.getSource()};
-  while (!worklist.empty()) {
-    auto value = dyn_cast<OpResult>(worklist.pop_back_val());
-    if (!value)
-      continue;
-    for (OpOperand *start : getDestinations(value)) {
-      BlockArgument shared = getSlicedArgument(start->get());
-      bool isOther = shared && shared.getOwner() == loop.getBody() &&
-                     shared != insert.getDest() &&
-                     llvm::is_contained(loop.getRegionIterArgs(), shared);
-      if (isOther && !storesOnly(loop, shared, insert.getSource()))
-        leaveSharedMemory(loop, shared, *start);
-      else if (!shared && seen.insert(start->get()).second)
-        worklist.push_back(start->get());
-    }
-  }
+  walkStarts(insert.getSource(), [&](OpOperand &start) {
+    BlockArgument shared = getSlicedArgument(start.get());
+    bool isOther = shared && shared != insert.getDest() &&
+                   llvm::is_contained(loop.getRegionIterArgs(), shared);
+    if (isOther && !storesOnly(loop, shared, insert.getSource()))
+      leaveSharedMemory(loop, shared, start);
+    return !shared;
+  });
 }
 
 static void separateStores(Operation *root) {
@@ -235,7 +230,7 @@ static void separateStores(Operation *root) {
       startFromCopies(op.getSource());
   });
   root->walk([](scf::ForallOp loop) {
-    // What one loop stores in a single destination follows its reads.
+    // Only another destination could be overwritten too early.
     if (loop.getNumResults() < 2)
       return;
     auto inserts = loop.getTerminator().getOps<tensor::ParallelInsertSliceOp>();
