@@ -68,6 +68,14 @@ def topk_routing_with_score_function(
     reason = _why_not(logits, topk, num_groups, group_topk, score_function, router_replay)
     if reason:
         raise ValueError(f"{_FUNCTION}: {reason}")
+    return _route(logits, topk, use_pre_softmax, num_groups, group_topk, scaling_factor,
+                  score_function, expert_bias)
+
+
+def _route(logits, topk, use_pre_softmax=False, num_groups=None, group_topk=None,
+           scaling_factor=None, score_function="softmax", expert_bias=None, fused=False,
+           router_replay=None):
+    """A call that `_why_not` has nothing against."""
     groups: dict[str, Any] = {}
     if group_topk:
         groups = dict(n_group=num_groups, topk_group=group_topk,
@@ -170,7 +178,7 @@ def _with_fallback(original):
                           given.get("group_topk"), given.get("score_function", "softmax"),
                           given.get("router_replay"))
         if not reason:
-            return topk_routing_with_score_function(**given)
+            return _route(**given)
         _warn_once(reason)
         return original(*args, **kwargs)
     topk_routing.__name__ = _FUNCTION
