@@ -128,6 +128,17 @@ def rewrite_manifest(folder, change):
     (Path(folder) / "manifest.json.sha256").write_text(f"{digest}  manifest.json\n")
 
 
+class Function(torch.nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
 class Gates(torch.nn.Module):
     """A router's gates and indices, as tensors."""
 

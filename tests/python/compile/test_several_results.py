@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from seeds import run_seed
+from support import Function
 
 import moe_mlir
 
@@ -67,15 +68,6 @@ FUNCTIONS = (slices, index_add, scatter, addmm, addmm_and_start, layer_twice, on
              part_of_a_start)
 
 
-class Module(torch.nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
 def check(function, compiled, rows):
     x = torch.randn(rows, 8, generator=torch.Generator().manual_seed(rows)) / 3
     torch.testing.assert_close(compiled(x), function(x), rtol=1e-4, atol=1e-4,
@@ -84,7 +76,7 @@ def check(function, compiled, rows):
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_results_of_one_start(function):
-    compiled = moe_mlir.compile(Module(function), (torch.randn(6, 8),))
+    compiled = moe_mlir.compile(Function(function), (torch.randn(6, 8),))
     for rows in (4, 6, 301):  # of one tile, and of several
         check(function, compiled, rows)
 
@@ -92,7 +84,7 @@ def test_results_of_one_start(function):
 @pytest.mark.parametrize("function", (addmm, addmm_and_start, layer_twice, one_after_the_other),
                          ids=lambda f: f.__name__)
 def test_results_of_one_start_on_a_gpu(function):
-    compiled = moe_mlir.compile(Module(function), (torch.randn(6, 8),), target="sm_90a")
+    compiled = moe_mlir.compile(Function(function), (torch.randn(6, 8),), target="sm_90a")
     with moe_mlir.simulate(chip="sm_90a"):
         for rows in (4, 50):
             check(function, compiled, rows)
@@ -127,7 +119,7 @@ def test_drawn_programs(number):
     text = draw(f"{run_seed()}.{number}")
     scope = {"torch": torch, "F": F, "W": W, "B": B, "START": START, "LIMIT": LIMIT}
     exec(text, scope)
-    compiled = moe_mlir.compile(Module(scope["program"]), (torch.randn(6, 8),))
+    compiled = moe_mlir.compile(Function(scope["program"]), (torch.randn(6, 8),))
     try:
         for rows in (6, 67):
             check(scope["program"], compiled, rows)

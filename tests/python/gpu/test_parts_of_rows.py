@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from support import Function
 
 import moe_mlir
 
@@ -39,17 +40,8 @@ def place_of_a_token(x):
     return torch.zeros(1, 8).scatter(1, x[:1].argmax(-1, keepdim=True), 2.0) + x
 
 
-class Module(torch.nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
 def run(function, x, rows=None):
-    compiled = moe_mlir.compile(Module(function), (x,), target="sm_90a")
+    compiled = moe_mlir.compile(Function(function), (x,), target="sm_90a")
     for count in rows or (x.shape[0],):
         given = torch.randn(count, *x.shape[1:], generator=torch.Generator().manual_seed(count))
         with moe_mlir.simulate(chip="sm_90a"):
@@ -73,7 +65,7 @@ def test_powers_of_a_constant(base):
     def power(x):
         return base ** (x * reach).where(x.abs() < 1, special)
     x = torch.linspace(-1.1, 1.1, 4096).view(-1, 8)
-    compiled = moe_mlir.compile(Module(power), (x,), target="sm_90a")
+    compiled = moe_mlir.compile(Function(power), (x,), target="sm_90a")
     with moe_mlir.simulate(chip="sm_90a"):
         found = compiled(x)
     exponents = (x * reach).where(x.abs() < 1, special)

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from support import Function
 from torch.export.graph_signature import OutputKind
 
 import moe_mlir
@@ -12,15 +13,6 @@ from moe_mlir.raising.decompose_calls import NeedsTrace, decompose_calls
 
 F = torch.nn.functional
 KEPT = frozenset({torch.ops.aten.linear.default, torch.ops.aten.matmul.default})
-
-
-class Function(torch.nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
 
 
 def part(x, y):
